@@ -1,1 +1,1 @@
-"""Does the expert do its job: answers judged by real parsers, compilers and databases."""
+"""Judges of an expert's answers, which use real parsers, compilers and databases."""

@@ -32,9 +32,9 @@ class Check:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verdict:
-    """Result of each check: passed, failed, or None if not judged (e.g. no schema, or an unsupported feature).
+    """Verdict on one answer: True, False or None (not judged, e.g. because the row has no schema) for each check.
 
-    A check that depends on a failed one has failed, too.
+    A check that depends on a failed one is False, too.
     """
 
     checks: Mapping[str, bool | None]
@@ -42,7 +42,7 @@ class Verdict:
 
 
 class Judge(Protocol):
-    """Checks answers against reference rows; used as a context manager.
+    """Judge of generated answers, which compares them with the reference answers of their rows. Close it after use.
 
     Answers are hostile input: a judge limits time and memory, accesses nothing outside a scratch folder, and never
     raises because of an answer. It may hold processes, which `close` ends.
@@ -55,7 +55,7 @@ class Judge(Protocol):
 
     @property
     def main_check(self) -> str:
-        """Name of the check that an expert is measured by."""
+        """Name of the check whose pass rate is the expert's score."""
         ...
 
     def judge(self, rows: Sequence[ReferenceRow], answers: Sequence[str]) -> list[Verdict]:
@@ -86,7 +86,7 @@ def fail_all(checks: Sequence[Check], reason: str) -> Verdict:
 
 
 def keep_applicable(verdict: Verdict, applicable: Collection[str]) -> Verdict:
-    """Return the verdict without the checks that the row cannot decide, whatever the answer is."""
+    """Return a verdict in which checks that do not apply to the row, whatever the answer is, are None."""
     checks = {name: passed if name in applicable else None for name, passed in verdict.checks.items()}
     return Verdict(checks=checks, reason=verdict.reason)
 

@@ -17,7 +17,7 @@ _EXPECTED = '{"right": true, "reason": ""}'
 
 
 class CommandJudge:
-    """Sends `{"instruction", "context", "reference", "answer"}` per line; expects `{"right": true, "reason": ""}`."""
+    """Judge that sends a command one row with its answer per line; each reply is `{"right": true, "reason": ""}`."""
 
     main_check = CORRECT_CHECK
 
@@ -32,7 +32,9 @@ class CommandJudge:
         output = self._run("".join(f"{line}\n" for line in lines), SECONDS_TO_START + SECONDS_PER_ANSWER * len(lines))
         replies = output.removesuffix("\n").split("\n") if output else []  # other separators may be part of a reason
         if len(replies) != len(lines):
-            raise RunFailedError(f"the judge {self._command[0]} wrote {len(replies)} lines for {len(lines)} answers")
+            raise RunFailedError(
+                f"the judge {self._command[0]} wrote {len(replies)} lines for {len(lines)} answers, not one per answer"
+            )
         return [self._parse(number, reply) for number, reply in enumerate(replies, 1)]
 
     def close(self) -> None:
@@ -45,7 +47,10 @@ class CommandJudge:
             )
         except WorkerError as error:
             if error.reason is WorkerFailure.NOT_FOUND:
-                raise InputError(f"evaluation.judge_command: {self._command[0]} does not exist") from None
+                raise InputError(
+                    f"evaluation.judge_command: {self._command[0]} does not exist",
+                    hint="install the program, or give its full path",
+                ) from None
             if error.reason is WorkerFailure.NOT_STARTED:
                 raise InputError(f"evaluation.judge_command: {self._command[0]} {error}") from None
             raise RunFailedError(f"the judge {self._command[0]} {error}") from None
@@ -55,7 +60,7 @@ class CommandJudge:
             raise InputError(f"evaluation.judge_command: {self._command[0]!r} cannot be started: {error}") from None
         if result.returncode != 0:
             tail = result.stderr.strip().splitlines()[-1:] or ["no error message"]
-            raise RunFailedError(f"the judge {self._command[0]} failed ({result.returncode}): {tail[0]}")
+            raise RunFailedError(f"the judge {self._command[0]} failed with exit code {result.returncode}: {tail[0]}")
         return result.stdout
 
     def _parse(self, number: int, line: str) -> Verdict:

@@ -19,11 +19,11 @@ class GateVerdict:
 
 
 def check_change(change: PairedChange, max_regression: float) -> GateVerdict:
-    """Apply the gate; `max_regression` is a difference of rates (0.05: five percentage points)."""
+    """Apply the quality gate; `max_regression` is the allowed drop of the pass rate (0.05: five percentage points)."""
     if change.num_rows == 0:
         return GateVerdict(is_open=False, message="no row was judged in both evaluations: nothing to compare")
     summary = (
-        f"{change.num_lost} of {change.num_rows} rows lost, {change.num_won} won: "
+        f"{change.num_lost} of {change.num_rows} rows newly wrong, {change.num_won} newly right: "
         f"{change.difference * 100:+.1f} points ({change.low * 100:+.1f} to {change.high * 100:+.1f}, 95 % confidence)"
     )
     allowed = format_percent(max_regression)

@@ -74,11 +74,11 @@ class ModuleJudge:
 
 
 class _WrongJudgeError(Exception):
-    """What is wrong with a user's class; the message is a predicate without a subject."""
+    """A user's judge class breaks the interface. The message is a predicate: callers put the class's name first."""
 
 
 def serve(path: str) -> None:
-    """Load the class and judge one batch per line of stdin. Its own output goes to stderr."""
+    """Load a user's judge class and judge one batch per line of stdin; what the class prints goes to stderr."""
     replies, number = os.fdopen(os.dup(1), "w", encoding="utf-8"), 0
     os.dup2(2, 1)
     sys.path.append(str(Path.cwd()))  # last, so that files there do not shadow packages
@@ -95,7 +95,7 @@ def serve(path: str) -> None:
     except (ImportError, AttributeError, SyntaxError) as error:
         return reply({"error": f"cannot be loaded: {first_line(error)}"})
     except Exception as error:
-        return reply({"error": f"cannot be created: {type(error).__name__}: {first_line(error)}"})
+        return reply({"error": f"cannot be instantiated: {type(error).__name__}: {first_line(error)}"})
     reply({"checks": checks, "main_check": judge.main_check})
     names = [check["name"] for check in checks]
     for line in sys.stdin:
@@ -139,7 +139,7 @@ def _describe_checks(judge: Any) -> list[dict[str, Any]]:
         main = repr(judge.main_check)[:60]
         raise _WrongJudgeError(f"is not a judge: its main_check {main} is not one of {', '.join(names)}")
     if _RESERVED in names:
-        raise _WrongJudgeError(f"has a check named {_RESERVED}, the name of the validation loss")
+        raise _WrongJudgeError(f"has a check named {_RESERVED}, which is reserved for the validation loss")
     return checks
 
 

@@ -39,7 +39,7 @@ JUDGED_NAMES = frozenset({*_BUILT_IN, *_LANGUAGE_OF_EXPERT})  # experts with the
 
 
 def resolve_judge_name(manifest: Manifest) -> str | None:
-    """Return the judge by the manifest's setting, its decoding grammar or the expert's name; None if there is none."""
+    """Return the judge's name: evaluation.judge, else a language in the name of the grammar or expert, else None."""
     if manifest.evaluation is not None and manifest.evaluation.judge is not None:
         _check_name(manifest.evaluation.judge)
         return manifest.evaluation.judge
@@ -62,7 +62,7 @@ def _check_name(name: str) -> None:
 
 
 def list_check_names(manifest: Manifest) -> tuple[str, ...] | None:
-    """Return the checks of an expert's judge; empty without a judge, None if only the judge's own code knows them."""
+    """Return the check names of an expert's judge; empty without a judge, None (unknown) for a user's class."""
     if manifest.evaluation is not None and manifest.evaluation.judge_command:
         return (CORRECT_CHECK,)
     name = resolve_judge_name(manifest)
@@ -70,7 +70,7 @@ def list_check_names(manifest: Manifest) -> tuple[str, ...] | None:
 
 
 def describe_missing_judge(manifest: Manifest) -> str:
-    """Return a note if the program of judge_command is not on this machine; empty if it is, or there is none."""
+    """Return a note if the program of judge_command is not installed here; empty if it is or no command is set."""
     command = manifest.evaluation.judge_command if manifest.evaluation is not None else ()
     if not command or shutil.which(command[0]) is not None:
         return ""

@@ -90,7 +90,7 @@ def summarize_checks(checks: Sequence[Check], verdicts: Sequence[Verdict]) -> tu
 
 
 def load_result(file: Path) -> EvalResult:
-    """Load a stored evaluation; raises InputError."""
+    """Load a stored evaluation; raises InputError if the file is not one."""
     text = read_text(file, MAX_RESULT_BYTES)
     try:
         return parse_model(EvalResult, text, file)
@@ -100,7 +100,7 @@ def load_result(file: Path) -> EvalResult:
 
 
 def compare_results(before: EvalResult, now: EvalResult) -> tuple[PairedChange, tuple[str, ...]]:
-    """Compare the main check on the rows that both have; also returns caveats."""
+    """Compare two evaluations by their main check on the rows that both have; also return warnings."""
     if before.main_check != now.main_check or before.expert != now.expert:
         problems = (
             Problem(where="expert", what=f"{before.expert} before, {now.expert} now"),

@@ -1,6 +1,6 @@
-"""The boundary around judges' processes: what the platform offers, and the command that starts a process inside it.
+"""Sandbox for the processes of judges: probe what this machine supports, and build the command of a sandboxed process.
 
-Judged texts are hostile. A process inside it has no network, cannot signal or read other processes, cannot
+Judged texts are hostile. A sandboxed process has no network, cannot signal or read other processes, cannot
 write files, and is given an environment without secrets.
 """
 
@@ -47,26 +47,26 @@ _TITLES = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Boundary:
-    """What confines a judge's process on this machine."""
+    """Gaps of the sandbox on this machine, and whether sandboxed processes can start in namespaces of their own."""
 
     gaps: tuple[str, ...]  # what it can still do, in words
     namespaces: bool  # whether it can start in namespaces of its own
 
 
 def make_sandboxed_command(command: Sequence[str], *, memory_mib: int = 0) -> list[str]:
-    """Return the command that starts a program inside the sandbox; `memory_mib` limits its data, 0 does not."""
+    """Return the command that starts a program inside the sandbox; `memory_mib` is its RLIMIT_DATA (0: no limit)."""
     return _make_command(command, memory_mib, namespaces=probe_boundary().namespaces)
 
 
 def describe_boundary() -> str:
-    """Return what hostile answers could do on this machine, for plan and doctor; empty if the sandbox has no gaps."""
+    """Return a sentence about what hostile answers could do on this machine; empty if the sandbox has no gaps."""
     gaps = probe_boundary().gaps
     return f"this platform does not confine judges: a hostile answer could {' and '.join(gaps)}" if gaps else ""
 
 
 @cache
 def probe_boundary() -> Boundary:
-    """Start a process inside the sandbox that tries to cross it."""
+    """Find the gaps of the sandbox: a process inside it tries to access the network, files and other processes."""
     for namespaces in (True, False):
         allowed = _probe(namespaces=namespaces)
         if allowed is not None:
@@ -76,7 +76,7 @@ def probe_boundary() -> Boundary:
 
 
 def _probe(*, namespaces: bool) -> set[str] | None:
-    """Return what a process in the sandbox can do; None if it does not start or does not finish."""
+    """Return which forbidden actions succeed for a process in the sandbox; None if it does not start or finish."""
     try:
         with socket.create_server(("127.0.0.1", 0)) as listener, tempfile.TemporaryDirectory() as folder:
             port, target = str(listener.getsockname()[1]), str(Path(folder) / "written")

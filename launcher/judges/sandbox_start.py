@@ -1,4 +1,6 @@
-"""Script that confines itself and then becomes a judge's process: `python -I -S sandbox_start.py LIMITS COMMAND...`.
+"""Script that sandboxes its own process and then executes a command in it, which runs a judge's untrusted code.
+
+Usage: `python -I -S sandbox_start.py MEMORY_MIB (namespaces|here) COMMAND...`.
 
 It runs between fork and exec as a program of its own, because the launcher has threads. It imports nothing of this
 package. Every mechanism that the kernel lacks is skipped; `launcher.judges.sandbox` probes what is left.
@@ -74,9 +76,9 @@ _EPERM, _ENOSYS = _ERROR | errno.EPERM, _ERROR | errno.ENOSYS
 
 
 def make_filter(machine: str, pid: int) -> bytes | None:
-    """Return the seccomp program of a machine for the process `pid`; None for an unknown machine.
+    """Return the seccomp filter for the process `pid` on a CPU architecture; None for an unsupported architecture.
 
-    Arguments are compared by their lower half, as the kernel reads process ids and flags.
+    It compares the lower 32 bits of system-call arguments: the kernel reads no more of process ids and flags.
     """
     if machine not in _AUDIT_ARCH or sys.maxsize < 2**32:
         return None

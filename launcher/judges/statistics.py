@@ -25,7 +25,7 @@ class Rate:
 
 
 def compute_rate(passed: Sequence[bool | None]) -> Rate:
-    """Return the pass rate; None means not judged."""
+    """Return the pass rate of a check's results; None, which means not judged, does not count."""
     judged = [result for result in passed if result is not None]
     low, high = _wilson(sum(judged), len(judged))
     return Rate(num_passed=sum(judged), num_judged=len(judged), low=low, high=high)
@@ -76,7 +76,7 @@ def _p_at_least(count: int, total: int) -> float:
 
 
 def _difference(lost: int, won: int, total: int) -> tuple[float, float]:
-    """Return the Agresti-Min interval of a difference of paired rates (adds 0.5 to each cell)."""
+    """Return the 95 % Agresti-Min confidence interval of a difference of paired rates (adds 0.5 to each cell)."""
     if total == 0:
         return -1.0, 1.0
     total, more, fewer = total + 2, won + 0.5, lost + 0.5

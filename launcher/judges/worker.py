@@ -18,7 +18,7 @@ _VARIABLES = {"PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH"}
 
 
 class LimitedWorker:
-    """A worker that prints one line when it is ready, and then one line for each line that it receives."""
+    """A sandboxed child process that prints one line when it is ready, and then one line for each line it receives."""
 
     def __init__(
         self,
@@ -88,13 +88,13 @@ class LimitedWorker:
             worker.read_line(_SECONDS_TO_START)
         except WorkerError as error:
             worker.close()
-            program, hint = Path(self._command[0]).name, " ".join(self._command)
+            program, hint = Path(self._command[0]).name, f"the command was: {' '.join(self._command)}"
             reason = f"{error}{self._read_last_error()}"
             raise RunFailedError(f"cannot start {program} to judge answers: it {reason}", hint=hint) from None
         return worker
 
     def _read_last_error(self) -> str:
-        """Start the process again and return the last line of its stderr, with a colon before it."""
+        """Run the command again and return the last line of its stderr as `: line`; empty if there is none."""
         command = make_sandboxed_command(self._command, memory_mib=self._memory_mib)
         try:
             result = run_command(command, timeout=_SECONDS_TO_REPEAT, environment=self._environment, cwd="/")

@@ -1,4 +1,4 @@
-"""Execution match of two Cypher queries: run by an embedded graph database on generated graphs.
+"""Execution match of two Cypher queries: an embedded graph database runs both on generated graphs.
 
 The engine is not Neo4j. If it lacks a feature, or may behave differently, the result is None (not judged).
 """
@@ -37,14 +37,14 @@ _COMPONENTS = words("year month day hour minute second quarter week")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """Whether the results are the same; None if not judged."""
+    """Result of an execution match: whether both queries return the same rows, or None if that was not judged."""
 
     same: bool | None
     reason: str
 
 
 class Engine:
-    """The embedded graph database, in one worker process."""
+    """Embedded graph database in a worker process, which runs Cypher queries on generated graphs."""
 
     def __init__(self) -> None:
         self.checker = f"ladybug {version('ladybug')}"
@@ -52,7 +52,7 @@ class Engine:
         self._returns_rows: dict[str, bool] = {}  # by schema and reference, which evaluations repeat
 
     def compare(self, schema: GraphSchema, reference: Sequence[Token], answer: Sequence[Token]) -> Outcome:
-        """Compare the results of two queries on every graph of a schema where the reference is not ambiguous."""
+        """Compare the rows of two queries on generated graphs, if the reference's do not depend on insertion order."""
         queries = strip_end(reference), strip_end(answer)
         for query in queries:
             if reason := _find_obstacle(query):
@@ -83,7 +83,7 @@ class Engine:
         return Outcome(same=True, reason="")
 
     def returns_rows(self, schema: GraphSchema, query: Sequence[Token]) -> bool:
-        """Whether a query can be run, and returns rows on a generated graph."""
+        """Return whether a query can be run and returns rows on at least one generated graph."""
         query = strip_end(query)
         key = repr((schema, query))
         if key not in self._returns_rows:
@@ -117,7 +117,7 @@ class Engine:
 def _make_graphs(
     schema: GraphSchema, queries: Sequence[Sequence[Token]], text: str
 ) -> Iterator[Callable[..., list[str]]]:
-    """Yield the graphs to compare on; the last ones lack nodes of some labels."""
+    """Yield one function per test graph that renders its setup; the last graphs lack all nodes, or those of a label."""
     tables, literals = make_tables(schema, queries), find_literals(queries)
     seed = zlib.crc32(repr((text, sorted(schema.nodes))).encode(errors="replace"))
     labels = list(tables.nodes)
@@ -131,7 +131,7 @@ def _matches(expected: list[object], actual: list[object], is_ordered: bool) -> 
 
 
 def _find_obstacle(tokens: Sequence[Token]) -> str:
-    """Return why a query is not run; empty if it can be. Only reading queries are run."""
+    """Return why the engine must not run a Cypher query, for example because it writes; empty if it may."""
     if acts := find_acts(tokens):
         return f"a query with {', '.join(sorted(acts))} is not run"
     for index, token in enumerate(tokens):
@@ -185,7 +185,7 @@ def _sort_rows(rows: list[object]) -> list[str]:
 
 
 def _may_reuse(tokens: Sequence[Token]) -> bool:
-    """Return whether a MATCH has two relationships of one type, which only Neo4j keeps distinct."""
+    """Return whether a MATCH has two relationships of one type; unlike Neo4j, the engine may match both to one edge."""
     types: set[str] = set()
     previous = 0
     for chain in find_chains(tokens, match_brackets(tokens)):
@@ -201,9 +201,9 @@ def _may_reuse(tokens: Sequence[Token]) -> bool:
 
 
 def _shrink_counts(queries: Sequence[Sequence[Token]]) -> list[list[Token]]:
-    """Lower compared counts that no small graph reaches, in both queries: `count(b) > 12` becomes `count(b) > 2`.
+    """Lower the numbers that counts are compared with, which no small graph reaches: `count(b) > 12` becomes `> 2`.
 
-    Order and adjacency of the numbers are kept.
+    Both queries change alike: the numbers keep their order, and consecutive ones stay consecutive.
     """
     positions = [(at, index) for at, query in enumerate(queries) for index in _find_counts(query)]
     sizes = sorted({_parse_size(queries[at][index].text) for at, index in positions})
@@ -219,7 +219,7 @@ def _shrink_counts(queries: Sequence[Sequence[Token]]) -> list[list[Token]]:
 
 
 def _shrink_limits(queries: Sequence[list[Token]]) -> list[list[Token]]:
-    """Lower a LIMIT of a WITH that only the answer has: small graphs have fewer rows than `LIMIT 300`."""
+    """Lower each LIMIT of a WITH that only the answer has to 2: on a small graph, `LIMIT 300` would have no effect."""
     reference, answer = queries
     known = {token.text for token in reference if token.kind is Kind.NUMBER}
     shrunk = [
@@ -236,7 +236,7 @@ def _shrink_limits(queries: Sequence[list[Token]]) -> list[list[Token]]:
 
 
 def _parse_size(text: str) -> int:
-    """Return a number of a query. Python does not parse thousands of digits; such numbers are all equally large."""
+    """Return the value of an integer in a query; one of more than 18 digits, which Python may not parse, is 10**18."""
     return int(text) if text.isdecimal() and len(text) <= 18 else 10**18
 
 
@@ -262,7 +262,7 @@ def _find_counts(tokens: Sequence[Token]) -> list[int]:
 
 
 def render_for_engine(tokens: Sequence[Token]) -> str:
-    """Translate a query to the engine's dialect: quoted names, MATCH in subqueries, trails instead of walks."""
+    """Translate Cypher to the engine's dialect: quoted names, MATCH in subqueries, TRAIL for variable-length paths."""
     variables = find_variables(tokens)
     chains = find_chains(tokens, match_brackets(tokens))
     arrows = [arrow.element for chain in chains for arrow in chain.arrows]

@@ -1,4 +1,4 @@
-"""Generator of small graphs on which different queries return different rows, around the literals they use."""
+"""Generate small graphs on which different queries return different rows: values are near the queries' literals."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _DATE = re.compile(r"(\d{4})-(\d\d)-(\d\d)")
 
 
 class Variety(StrEnum):
-    """How the values of a property vary; each variant distinguishes queries that the others do not."""
+    """How much the values of a property vary; each variety exposes differences of queries that the others hide."""
 
     DISTINCT = "distinct"  # no ties
     MIXED = "mixed"  # ties and missing values
@@ -54,7 +54,7 @@ _VARIETIES = (Variety.DISTINCT, Variety.MIXED, Variety.DISTINCT, Variety.MIXED, 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tables:
-    """The part of a schema that two queries use, with the engine's types."""
+    """Tables of a test graph: labels and relationship types that two queries use, with the engine's column types."""
 
     nodes: Mapping[str, Mapping[str, str]]
     relationships: Mapping[str, Mapping[str, str]]
@@ -62,7 +62,7 @@ class Tables:
 
 
 def make_tables(schema: GraphSchema, queries: Sequence[Sequence[Token]]) -> Tables:
-    """Return the named labels and types and what they connect; everything if a pattern names nothing."""
+    """Return tables for the labels and types that the queries name, or for all of them if a pattern names none."""
     named = {token.text for query in queries for token in query if token.is_name}
     labels, kinds = named & set(schema.nodes), named & set(schema.relationships)
     everything = any(_has_open_arrow(query) for query in queries)
@@ -83,7 +83,7 @@ def _has_open_arrow(tokens: Sequence[Token]) -> bool:
 
 
 def _has_open_node(tokens: Sequence[Token]) -> bool:
-    """Return whether a pattern is a single node that has no label anywhere in the query: it matches all nodes."""
+    """Return whether a pattern of the query is a single node without label or relationship, which matches all nodes."""
     chains = find_chains(tokens, match_brackets(tokens))
     known = {node.variable for chain in chains for node in chain.nodes if node.names or chain.arrows}
     return any(not chain.arrows and chain.nodes[0].variable not in known for chain in chains)
@@ -119,7 +119,7 @@ def render_setup(
     is_reversed: bool,
     empty: Collection[str] = (),
 ) -> list[str]:
-    """Return the statements that create one graph; `is_reversed` inverts the order, `empty` labels have no nodes."""
+    """Return the statements that create one graph; `is_reversed` reverses insertion, labels in `empty` get no nodes."""
     variety = _VARIETIES[number % len(_VARIETIES)]
     dice = random.Random(f"{seed} {number}")
     statements = [_render_node_table(label, columns) for label, columns in tables.nodes.items()]
@@ -144,7 +144,7 @@ def render_setup(
 def _make_rows(
     dice: random.Random, columns: Mapping[str, str], literals: Literals, number: int, variety: Variety
 ) -> list[dict[str, Value]]:
-    """Return rows, shuffled; some of them satisfy all conditions at once."""
+    """Return rows of property values in random order; some satisfy all conditions of the queries at once."""
     values = {name: _make_values(dice, kind, literals.get(name, ()), number, variety) for name, kind in columns.items()}
     rows = [{name: values[name][at] for name in columns} for at in range(number)]
     dice.shuffle(rows)
@@ -152,7 +152,7 @@ def _make_rows(
 
 
 def _make_ends(dice: random.Random, *, is_loop: bool) -> list[tuple[int, int]]:
-    """Return edges such that nodes have none, one or many; long paths if a label connects to itself."""
+    """Return edges as pairs of node numbers: nodes have no, one or many edges, and long paths if the link is a loop."""
     chain = [(at, at + 1) for at in range(_NUM_NODES - 2)] if is_loop else []
     number = 3 if is_loop else _NUM_EDGES
     ends = chain + [(dice.randrange(_NUM_NODES - 1), dice.randrange(1, _NUM_NODES)) for _ in range(number)]
@@ -160,7 +160,7 @@ def _make_ends(dice: random.Random, *, is_loop: bool) -> list[tuple[int, int]]:
 
 
 def _render_edges(link: tuple[str, str, str], edges: Sequence[tuple[tuple[int, int], Mapping[str, Value]]]) -> str:
-    """Return one statement that creates all edges; the engine takes each value from a list."""
+    """Return one UNWIND statement that creates all edges of a link; their ends and properties are in lists."""
     source, kind, target = link
     ends = [_render_value([edge[0][side] for edge in edges]) for side in (0, 1)]
     columns = {name: _render_value([edge[1][name] for edge in edges]) for name in edges[0][1]}
@@ -186,7 +186,7 @@ def _render_relationship_table(kind: str, tables: Tables) -> str:
 def _make_values(
     dice: random.Random, kind: str, literals: Sequence[Token], number: int, variety: Variety
 ) -> list[Value]:
-    """Return values, half of them near the literals, some missing."""
+    """Return the values of a property for all rows; as `variety` defines, some are near the literals, equal or NULL."""
     near, far = _near(kind, literals), _far(dice, kind)
     dice.shuffle(near)
     if variety is Variety.ALIKE:

@@ -29,7 +29,7 @@ _COLOR = re.compile("\x1b\\[[0-9;]*m")
 class CypherJudge(CloseOnExit):
     """Judge of Cypher queries. Main check `matches`: the same normalized query, or the same rows on generated graphs.
 
-    It is always judged: a query that differs from the reference and cannot be run counts as wrong.
+    `matches` is never None: a query that differs from the reference and cannot be run counts as wrong.
     """
 
     main_check = "matches"
@@ -64,7 +64,7 @@ class CypherJudge(CloseOnExit):
             self._engine.close()
 
     def _find_applicable(self, row: ReferenceRow) -> set[str]:
-        """Return the checks that a row can decide: some need a schema, `result` a reference that returns rows."""
+        """Return which checks apply to a row: some need a schema, and `result` needs a reference that returns rows."""
         schema, reference = load_graph_schema(row.context), split_tokens(strip_code_fence(row.reference))
         names = {check.name for check in self.checks}
         if schema is None:
@@ -121,7 +121,7 @@ class CypherJudge(CloseOnExit):
 
 
 def _find_text_fault(text: str, tokens: Sequence[Token]) -> str:
-    """Return what is wrong with a text before parsing; empty if nothing."""
+    """Return why a text is rejected without parsing it, for example because it is too long; empty if it is not."""
     if not text:
         return "empty"
     if "\0" in text or any("\ud800" <= char <= "\udfff" for char in text):

@@ -1,7 +1,7 @@
-"""Normal form of a query: equivalent spellings become the same text.
+"""Normal form of a Cypher query: queries that differ only in spelling become the same text.
 
 Normalized are keyword case, whitespace, quotes, variable names, the direction in which a pattern is written, aliases
-of rereversed_tokens columns, the order of conditions joined by AND or OR, and the order of IN lists.
+of returned columns, the order of conditions joined by AND or OR, and the order of IN lists.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def normalize_query(tokens: Sequence[Token]) -> str:
 
 
 def find_variables(tokens: Sequence[Token]) -> frozenset[str]:
-    """Return the names that a pattern, AS, YIELD or a list comprehension introduces."""
+    """Return the variables of a query: the names that patterns, AS, YIELD and list comprehensions introduce."""
     variables: set[str] = set()
     for chain in find_chains(tokens, match_brackets(tokens)):
         variables.update(node.variable for node in chain.nodes)
@@ -61,7 +61,7 @@ def is_variable(tokens: Sequence[Token], index: int, variables: Collection[str])
 
 
 def _orient(tokens: Sequence[Token]) -> list[Token]:
-    """Write each pattern in the direction whose text sorts first; named paths are unchanged."""
+    """Write each pattern forward or backward, whichever text sorts first; named and quantified paths are unchanged."""
     oriented: list[Token] = []
     done = 0
     for chain in find_chains(tokens, match_brackets(tokens)):
@@ -160,7 +160,7 @@ def _drop_unused(tokens: Sequence[Token]) -> list[Token]:
 
 
 def _normalize_token(tokens: Sequence[Token], index: int, variables: Collection[str]) -> Token:
-    """Write keywords in upper case, functions in lower case, numbers and names without redundant characters."""
+    """Return the normal form of a token: keywords in upper case, functions in lower case, `1.50` as `1.5`."""
     token, before, following = tokens[index], token_at(tokens, index - 1), token_at(tokens, index + 1)
     if token.kind is Kind.NUMBER and "." in token.text and token.text[-1].isdigit():
         return Token(Kind.NUMBER, repr(float(token.text)))
@@ -190,7 +190,7 @@ def _sort_lists(tokens: Sequence[Token]) -> list[Token]:
 
 
 def _sort_conditions(tokens: Sequence[Token], variables: Collection[str]) -> list[Token]:
-    """Sort the conditions of each WHERE that are joined by AND alone or OR alone, ignoring variables."""
+    """Sort the conditions of each WHERE that are joined only by AND or only by OR; variable names do not affect it."""
     arranged, at = list(tokens), 0
     while at < len(arranged):
         if arranged[at].is_word("WHERE") and not token_at(arranged, at - 1).is_mark("."):

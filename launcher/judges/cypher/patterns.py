@@ -16,7 +16,7 @@ _BEFORE_PATTERN = words(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Element:
-    """A node or relationship of a pattern. Negated names (`!A`) are kept apart."""
+    """A node or relationship of a pattern. Negated labels (`!A`) are not in `names` but in `denied`."""
 
     start: int  # of its bracket, or of an arrow without one
     end: int  # after its closing bracket
@@ -40,7 +40,7 @@ class Arrow:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Chain:
-    """Nodes and the arrows between them."""
+    """A pattern of a Cypher query: its nodes and the relationships between them."""
 
     nodes: tuple[Element, ...]
     arrows: tuple[Arrow, ...]
@@ -57,7 +57,7 @@ class Chain:
 
 
 def find_chains(tokens: Sequence[Token], pairs: Mapping[int, int]) -> list[Chain]:
-    """Return all patterns. A single `(a)` counts only where a pattern is required; `(a:A)` and `(a)-[...]` always."""
+    """Return all patterns of a query. `(a)` alone is one only where Cypher requires a pattern, as after MATCH."""
     chains: list[Chain] = []
     index = 0
     while index < len(tokens):

@@ -65,7 +65,7 @@ def _first(match: re.Match[str], at: int) -> str:
 
 
 def _is_relationship(text: str, owner: str, at: int, links: set[tuple[str, ...]]) -> bool:
-    """Whether a schema entry is a relationship: by the headline above it, or else by the names of the relationships."""
+    """Return whether a schema entry is a relationship type: by the headline above it, or else by the schema's links."""
     nodes_at = max((match.start() for match in _ABOUT_NODES.finditer(text, 0, at)), default=-1)
     relationships_at = max((match.start() for match in _ABOUT_RELATIONSHIPS.finditer(text, 0, at)), default=-1)
     if nodes_at == relationships_at:
@@ -77,7 +77,7 @@ _Described = list[tuple[str, int, dict[str, str]]]  # a label or type, its posit
 
 
 def _read_braced(text: str) -> _Described:
-    """Parse `Movie {title: STRING, released: INTEGER}`."""
+    """Parse schema entries like `Movie {title: STRING, released: INTEGER}`."""
     return [
         (match[1].strip(), match.start(1), {name.strip(): kind.upper() for name, kind in _PROPERTY.findall(match[2])})
         for match in _BRACED.finditer(text)
@@ -85,7 +85,7 @@ def _read_braced(text: str) -> _Described:
 
 
 def _read_bullets(text: str) -> _Described:
-    """Parse `- **Movie**` followed by one line per property with an example."""
+    """Parse schema entries like `- **Movie**`, followed by one line per property with an example."""
     described = []
     heads = list(_BULLET.finditer(text))
     for at, head in enumerate(heads):
@@ -96,7 +96,7 @@ def _read_bullets(text: str) -> _Described:
 
 
 def _read_objects(text: str) -> _Described:
-    """Parse `{'properties': [{'property': 'title', 'type': 'STRING'}], 'labels': 'Movie'}`."""
+    """Parse entries like `{'properties': [{'property': 'title', 'type': 'STRING'}], 'labels': 'Movie'}`."""
     return [
         (
             match[3],

@@ -1,7 +1,7 @@
 """Check a query against its graph schema: labels, types, properties of bound variables, and directions.
 
-A variable is bound to the labels of its patterns, or to what the schema allows its relationships to connect. If that
-is undetermined, nothing is reported.
+A variable has the labels of its patterns or, without any, those that its relationships connect in the schema. If they
+are unknown, only names that occur nowhere in the schema are reported.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _COMPONENTS = words(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SchemaFaults:
-    """Schema violations as texts."""
+    """Messages about a query's schema violations: unknown names, and directions that no link of the schema has."""
 
     names: tuple[str, ...]
     directions: tuple[str, ...]
@@ -33,7 +33,7 @@ class SchemaFaults:
 
 @dataclass(slots=True)
 class _Scope:
-    """Bindings of the variables in one part of a UNION."""
+    """The labels of nodes and types of relationships that the variables in one part of a UNION are bound to."""
 
     nodes: dict[str, set[str]] = field(default_factory=dict)  # empty: a node without a known label
     relationships: dict[str, set[str]] = field(default_factory=dict)
@@ -58,13 +58,13 @@ def find_schema_faults(tokens: Sequence[Token], schema: GraphSchema) -> SchemaFa
 
 
 def _split_parts(tokens: Sequence[Token]) -> list[Sequence[Token]]:
-    """Split at each UNION, where variables are bound again; they survive a WITH."""
+    """Split a query at each UNION, after which no variable is bound; variables stay bound after a WITH."""
     cuts = [index for index, token in enumerate(tokens) if token.is_word("UNION")]
     return [tokens[start:end] for start, end in zip([0, *cuts], [*cuts, len(tokens)], strict=True)]
 
 
 def _spare_names(tokens: Sequence[Token]) -> frozenset[str]:
-    """Return keys that the query itself creates: of maps, projections and procedure outputs."""
+    """Return the keys of a query's map literals and map projections, which need not be properties in the schema."""
     pairs = match_brackets(tokens)
     keys = {key for index in pairs if tokens[index].is_mark("{") for key in read_keys(tokens, pairs, index)}
     keys |= {
@@ -110,7 +110,7 @@ def _read_labels(part: Sequence[Token], at: int) -> list[str]:
 
 
 def _alias(part: Sequence[Token], index: int, scope: _Scope) -> None:
-    """Bind b in `a AS b` to the labels or types of a; after any other expression, they are unknown."""
+    """Bind `b` in `a AS b` to the labels or types of `a`; an alias of any other expression may be bound to anything."""
     new, source, before = part[index].text, token_at(part, index - 2), token_at(part, index - 3)
     is_plain = source.is_name and (before.is_mark(",") or before.is_word("WITH", "DISTINCT", "RETURN"))
     if is_plain and source.text in scope.nodes:
@@ -159,7 +159,7 @@ def _direction_faults(chains: Iterable[Chain], scope: _Scope, schema: GraphSchem
 
 
 def _labels(node: Element, scope: _Scope, schema: GraphSchema) -> frozenset[str]:
-    """Return the labels that a node certainly has: written in this place, or elsewhere for the same variable."""
+    """Return a node's labels that the schema has, written in this pattern or elsewhere for the same variable."""
     said = set(node.names) | scope.nodes.get(node.variable, set())
     return frozenset(said & set(schema.nodes))
 
@@ -236,7 +236,7 @@ def _property_faults(
 
 
 def _unknown(keys: Iterable[str], owners: set[str], known: Mapping[str, Mapping[str, str]]) -> Iterable[str]:
-    """Yield unknown properties; an unknown owner is reported elsewhere."""
+    """Yield a message for each property that none of its possible owners has; unknown owners are reported elsewhere."""
     owners = owners & set(known) if owners else set(known)
     for key in keys:
         if owners and not any(key in known[owner] for owner in owners):

@@ -39,7 +39,7 @@ _CLAUSES = words(
 
 
 def find_rule_fault(tokens: Sequence[Token]) -> str:
-    """Return the first violated rule; empty if there is none."""
+    """Return a message about the first rule of a Neo4j server that a query violates; empty if there is none."""
     return next(_unknown_functions(tokens), "") or next(_misplaced_aggregates(tokens), "")
 
 

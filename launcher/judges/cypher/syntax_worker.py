@@ -41,7 +41,7 @@ def _open_graphglot() -> Callable[[str], str]:
 
 
 def serve(backend: str, analyser: str = "") -> None:
-    """Check one query per line of stdin by `racer`, with the path of Neo4j's analyser, or by `graphglot`."""
+    """Check one query per line of stdin with `graphglot`, or with `racer`, which needs the path of Neo4j's analyser."""
     find_fault = _open_racer(analyser) if backend == "racer" else _open_graphglot()
     print('"ready"', flush=True)
     for line in sys.stdin:

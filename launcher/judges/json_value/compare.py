@@ -39,7 +39,7 @@ def load_json(text: str) -> Json:
 
 
 def is_equal(one: Json, other: Json) -> bool:
-    """Compare by value: the order of keys and the spelling of numbers (1, 1.0, 1e0) do not matter."""
+    """Return whether two JSON values are equal; key order and the spelling of numbers (1, 1.0, 1e0) do not matter."""
     if isinstance(one, bool) or isinstance(other, bool):
         return one is other
     if isinstance(one, dict) and isinstance(other, dict):
@@ -50,7 +50,7 @@ def is_equal(one: Json, other: Json) -> bool:
 
 
 def find_difference(answer: Json, reference: Json, path: Path = ()) -> str:
-    """Describe the first difference; empty if they are equal."""
+    """Describe the first difference between two JSON values; empty if they are equal."""
     if is_equal(answer, reference):
         return ""
     if isinstance(answer, dict) and isinstance(reference, dict):
@@ -129,18 +129,18 @@ def _depth(tree: Json) -> int:
 
 
 def _has_lone_surrogate(tree: Json) -> bool:
-    """Return whether a lone surrogate is left after Python has joined pairs."""
+    """Return whether a parsed JSON value contains a lone surrogate; the parser has already joined escaped pairs."""
     return _LONE_SURROGATE.search(json.dumps(tree, ensure_ascii=False, default=str)) is not None
 
 
 def find_broken(instruction: str) -> str | None:
-    """Return the broken JSON that a row asks to repair; None for other rows."""
+    """Return the broken JSON in an instruction that asks to repair it; None if it asks for something else."""
     match = _ORDER.match(instruction)
     return instruction[match.end() :] if match else None
 
 
 def find_lost(broken: str, reference: Json, answer: Json) -> str:
-    """Return the path of the first value that the answer lost; empty if there is none.
+    """Return the path of the first value that a repaired JSON has lost from the broken one; empty if there is none.
 
     Values of the reference whose key and spelling occur in the broken text must be kept. What the reference had to
     invent (a missing field, the right type) may differ.

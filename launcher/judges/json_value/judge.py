@@ -1,4 +1,4 @@
-"""Judge of JSON: checks syntax, the row's JSON Schema, kept values of broken JSON, and equality with the reference."""
+"""Judge of JSON: checks syntax, the row's JSON Schema, what a repair must keep, and equality with the reference."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from launcher.judges.json_value.schema_check import SchemaChecker, UnusableSchem
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Basis:
-    """What is the same for all answers to a row: which checks apply, the reference, and the text to repair."""
+    """What all answers to a row are judged by: the checks that apply, the reference, and the broken JSON to repair."""
 
     applies: Mapping[str, bool]  # which checks
     reference: Json
     broken: str  # the text to repair; empty if there is none
 
     def make_verdict(self, faults: Mapping[str, str]) -> Verdict:
-        """Return the verdict from what is wrong in each check; checks that do not apply are None."""
+        """Return a verdict: a check passes if its fault is empty, and is None if it does not apply to the row."""
         checks = {name: not faults[name] if applies else None for name, applies in self.applies.items()}
         return Verdict(checks=checks, reason=next((fault for fault in faults.values() if fault), ""))
 
 
 class JsonJudge(CloseOnExit):
-    """Compares an answer with the reference; the schema, if any, is the row's context."""
+    """Judge of JSON answers. If a row's context is a JSON Schema, its answers are validated against it, too."""
 
     main_check = "equal"
 
@@ -75,7 +75,7 @@ class JsonJudge(CloseOnExit):
         return basis.make_verdict(faults)
 
     def _find_basis(self, row: ReferenceRow) -> _Basis:
-        """Decide which checks apply, from the row alone: the answer must not influence this."""
+        """Determine which checks apply to a row and what they need; its answers must not influence this."""
         try:
             reference, has_reference = load_json(row.reference), True
         except ValueError:
@@ -90,7 +90,7 @@ class JsonJudge(CloseOnExit):
         return _Basis(applies=applies, reference=reference, broken=broken or "")
 
     def _has_usable_schema(self, row: ReferenceRow) -> bool:
-        """Whether the row has a schema that its own reference fits."""
+        """Return whether the row's context is a valid JSON Schema that the row's reference fits."""
         try:
             return bool(row.context.strip()) and not self._schemas.find_schema_violation(row.context, row.reference)
         except (UnusableSchemaError, WorkerError):

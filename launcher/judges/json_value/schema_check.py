@@ -38,19 +38,19 @@ class UnusableSchemaError(Exception):
 
 
 def name_checker() -> str:
-    """Return package and version; raises InputError if it is not installed."""
+    """Return name and version of the package jsonschema-rs; raises InputError if it is not installed."""
     _import()
     return f"jsonschema-rs {version('jsonschema-rs')}"
 
 
 class SchemaChecker:
-    """Validator of values, in a worker process."""
+    """Validates JSON values against JSON Schemas in a worker process."""
 
     def __init__(self, *, seconds: float = _SECONDS) -> None:
         self._worker = make_module_worker(__name__, seconds=seconds, memory_mib=_MEMORY_MIB)
 
     def find_schema_violation(self, schema_text: str, value_text: str) -> str:
-        """Return the first violation; empty if the value is valid.
+        """Return the first violation of a JSON Schema by a value; empty if the value is valid.
 
         Raises UnusableSchemaError, or WorkerError after a timeout.
         """
@@ -79,7 +79,7 @@ def serve() -> None:
 
 @lru_cache(maxsize=4096)
 def _load_validator(schema_text: str) -> Validator:
-    """Compile a schema; patterns use the linear-time engine if possible, else bounded backtracking."""
+    """Compile a JSON Schema; its regular expressions run in linear time if possible, else with bounded backtracking."""
     rs, schema = _import(), _read_schema(schema_text)
     try:
         return _compile(schema, rs.RegexOptions(size_limit=_MAX_PATTERN_BYTES))

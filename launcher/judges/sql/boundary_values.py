@@ -100,7 +100,7 @@ def _coerce(literal: Value, value: Value) -> Value:
 
 
 def _is_less(one: Value, other: Value) -> bool:
-    """Compare as SQLite does: numbers come before strings."""
+    """Return whether a value sorts before another one in SQLite, where numbers come before strings."""
     if isinstance(one, int | float) and isinstance(other, int | float):
         return one < other
     if isinstance(one, str) and isinstance(other, str):
@@ -152,7 +152,7 @@ def _around_text(text: str) -> Iterator[str]:
 
 
 def _inside_dates(value: Value, kind: ColumnKind) -> list[Value]:
-    """Return dates for strftime('%Y', x) = '2020' and similar: of that year, month or day."""
+    """Return dates to test strftime('%Y', x) = '2020' and similar with: in that year, month or day, and others."""
     if kind not in ("date", "datetime", "text") or not re.fullmatch(r"\d{1,2}|\d{4}", str(value)):
         return []
     number, tail = int(str(value)), " 10:00:00" if kind == "datetime" else ""
@@ -186,7 +186,7 @@ def _between(low: Value, high: Value) -> Value:
 
 
 def make_plain_value(kind: ColumnKind, column: int, number: int) -> Value:
-    """Return value `number` of a column without a condition. Columns differ, so that a wrong one is noticed."""
+    """Return the `number`-th value for a column. Values differ between columns, so that a wrong column is noticed."""
     if kind == "bool":
         return number % 2
     if kind == "int":
@@ -205,7 +205,7 @@ def make_plain_value(kind: ColumnKind, column: int, number: int) -> Value:
 
 
 def split_by_match(conditions: Sequence[Condition], edges: Sequence[Value]) -> tuple[list[Value], list[Value]]:
-    """Split values into those that satisfy all conditions (or the most, if none does) and the others."""
+    """Split values into those that satisfy all conditions (or, if none does, the most conditions) and the others."""
     scores = [sum(is_satisfied(condition, value) for condition in conditions) for value in edges]
     best = max(scores, default=0)
     inside = [value for value, score in zip(edges, scores, strict=True) if score == best]

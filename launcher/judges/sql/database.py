@@ -74,7 +74,7 @@ class Database:
                     raise CannotRunError(_format(error)) from None
 
     def make_read_only(self, *, may_read_rowid: bool = False) -> None:
-        """Install the reading authorizer; an unknown name in double quotes is an error from now on, not a string."""
+        """Make the database read-only; an unknown name in double quotes is then an error instead of a string."""
         for setting in (apsw.SQLITE_DBCONFIG_DQS_DML, apsw.SQLITE_DBCONFIG_DQS_DDL):
             self._connection.config(setting, 0)
         self._connection.config(apsw.SQLITE_DBCONFIG_DEFENSIVE, 1)
@@ -106,7 +106,7 @@ class Database:
 
     @contextmanager
     def reversed_scans(self) -> Iterator[None]:
-        """Scan tables in reverse: a result that changes depends on an unspecified order."""
+        """Context in which tables are scanned in reverse, which reveals results that depend on an unspecified order."""
         self._connection.config(apsw.SQLITE_DBCONFIG_REVERSE_SCANORDER, 1)
         try:
             yield
@@ -122,7 +122,7 @@ class Database:
         return self._steps_left < 0
 
     def _note_statement(self, cursor: apsw.Cursor, _sql: str, _bindings: object) -> bool:
-        """Return False to abort: for a second statement, or one that is not a query."""
+        """Note a statement that starts; return False, which aborts it, for a second one or one that is no query."""
         description = cursor.get_description()
         self._statements.append(len(description))
         return len(self._statements) == 1 and cursor.is_readonly and not cursor.is_explain and bool(description)

@@ -1,4 +1,4 @@
-"""A reference query prepared for judging: its tables filled with generated rows, and its result on each of them."""
+"""A reference query prepared for judging: test databases with generated rows, and its result on each of them."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _OTHER_DIALECTS = ("mysql", "postgres", "tsql")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AcceptedQuery:
-    """One accepted query; a reference may contain several, separated by semicolons."""
+    """A query whose result an answer may match; a reference may contain several, separated by semicolons."""
 
     sql: str
     statement: exp.Expr
@@ -62,7 +62,7 @@ class AcceptedQuery:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TestDatabase:
-    """A filled database with the result of each accepted query; None if that result is not deterministic."""
+    """A filled database with the result of each accepted query; a result that is not deterministic is None."""
 
     sqlite: Database
     expected: tuple[Expected | None, ...]
@@ -107,7 +107,7 @@ class QueryFixture:
         self.databases = []
 
     def _open(self) -> None:
-        """Load the schema; tables in another dialect are translated."""
+        """Load the schema of the row's tables, translated from another SQL dialect if SQLite cannot create them."""
         problem = ""
         for context in _translations(self._context):
             try:
@@ -147,7 +147,7 @@ class QueryFixture:
         )
 
     def _run(self) -> None:
-        """Run the reference on empty tables first: if it fails there, it fails everywhere."""
+        """Run the accepted queries on the first database, whose tables are empty, and drop those that fail."""
         needs = make_requirements(self.schema, self.facts, self._checks)
         self._row_sets = chain(make_rows(needs), (None,) if self._has_rows else ())
         for database in self.iterate_databases():
@@ -163,7 +163,7 @@ class QueryFixture:
         self.why_not_run = "the row's tables cannot be filled"
 
     def iterate_databases(self) -> Iterator[TestDatabase]:
-        """Yield the databases, creating them lazily: most wrong answers differ on the second."""
+        """Yield the test databases, each created only when needed: the second one exposes most wrong answers."""
         position = 0
         while position < len(self.databases) or self._make_next_database():
             yield self.databases[position]
@@ -178,7 +178,7 @@ class QueryFixture:
         return False
 
     def make_database(self, rows: Rows | None) -> TestDatabase | None:
-        """Create and fill a database; None means the rows that the context itself inserts."""
+        """Return a database with `rows` (None: those that the context inserts), or None if it cannot be created."""
         try:
             database = Database(self._context, is_known=True)
             if rows is not None:
@@ -192,7 +192,7 @@ class QueryFixture:
         return TestDatabase(sqlite=database, expected=tuple(_expect(database, accepted) for accepted in self.accepted))
 
     def make_targeted_databases(self, facts: QueryFacts) -> Iterator[TestDatabase]:
-        """Yield databases for an answer that is written differently and has matched so far.
+        """Yield more databases for an answer that is not written like the reference but has matched so far.
 
         They have rows at the boundaries of the answer's own conditions; some are tiny and random.
         """
@@ -212,13 +212,13 @@ class QueryFixture:
                 yield database
 
     def make_long_database(self, facts: QueryFacts, num_rows: int) -> TestDatabase | None:
-        """Return a database with more than `num_rows` rows in each table, most of which satisfy all conditions."""
+        """Return a database with over `num_rows` rows per table, most satisfying all conditions; None if that fails."""
         needs = make_requirements(self.schema, self.facts.join(facts), self._checks)
         size = 3 * num_rows + 20  # tables that others refer to get half of it, and some values are NULL
         return self.make_database(make_mixed_rows(needs, seed=12, size=size, share=0.95, spread=10 * size))
 
     def find_added_bounds(self, statement: exp.Expr) -> list[exp.Literal]:
-        """Return the limits on row counts that an answer adds: those whose number no accepted query contains."""
+        """Return the numbers in an answer's LIMITs and comparisons of counts that no accepted query contains."""
         known = {literal.this for query in self.accepted for literal in query.statement.find_all(exp.Literal)}
         counts = any(query.statement.find(exp.Having) for query in self.accepted)
         return [
@@ -244,7 +244,7 @@ def _sorted_query_or_none(statement: exp.Expr) -> SortedQuery | None:
 
 
 def _translations(context: str) -> Iterator[str]:
-    """Yield the context itself, then sqlglot's translations. Types that SQLite cannot parse become TEXT."""
+    """Yield the CREATE TABLEs as written, then translated to SQLite from other dialects, unsupported types as TEXT."""
     yield context
     for dialect in _OTHER_DIALECTS:
         try:
@@ -259,7 +259,7 @@ def _translations(context: str) -> Iterator[str]:
 
 
 def _expect(database: Database, accepted: AcceptedQuery) -> Expected | None:
-    """Return the expected result, or None if it depends on the scan order (ties excepted)."""
+    """Return the expected result; None if the query fails or its rows, except for ties, depend on the scan order."""
     query = accepted.sorted_query
     try:
         plain = database.run(accepted.sql, _MAX_REFERENCE_ROWS)

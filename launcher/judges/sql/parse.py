@@ -31,7 +31,7 @@ class SqlParseError(Exception):
 
 
 def parse_statements(sql: str, names: Sequence[str] = ()) -> list[exp.Expr]:
-    """Return the statements of a text; table and column names that sqlglot takes for keywords are quoted for it."""
+    """Parse the statements of a text; if that fails, quote `names` that sqlglot takes for keywords and try again."""
     try:
         return _read(sql)
     except SqlParseError:

@@ -1,6 +1,6 @@
 """Typed description of tables and of one SQL statement: conditions, aggregates, limits and joins.
 
-Rows that tell a statement from a similar one are generated from it.
+From it, rows are generated on which similar statements return different results.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def _merge(first: tuple[T, ...], second: tuple[T, ...]) -> tuple[T, ...]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SortedQuery:
-    """A query without its LIMIT and with its sort keys among its columns, which shows the tied rows."""
+    """A query without LIMIT and OFFSET that also returns its sort keys, so that tied rows can be identified."""
 
     sql: str  # empty: the query neither sorts nor limits
     keys: tuple[int, ...]  # indices of the sort columns; negative: from the right
@@ -106,9 +106,9 @@ _FLIPPED: dict[Operator, Operator] = {"<": ">", "<=": ">=", ">": "<", ">=": "<="
 
 
 def analyze_query(statement: exp.Expr, schema: Schema) -> QueryFacts:
-    """Return the facts of a statement; unknown names are skipped.
+    """Return the tables, conditions, aggregates, limits and joins of a statement; unknown names are skipped.
 
-    An unforeseen kind of statement has no facts and is judged on plain rows.
+    For an unforeseen kind of statement, the result is empty: test rows have no boundary values then.
     """
     try:
         return _analyze(statement, schema)
@@ -207,7 +207,7 @@ def _compare(
 
 
 def find_row_bounds(statement: exp.Expr) -> list[exp.Literal]:
-    """Return the whole numbers that bound a number of rows: of LIMIT, and of comparisons with counts and ranks."""
+    """Return the integer literals that limit numbers of rows: in LIMITs, and in comparisons with counts and ranks."""
     limits = [limit.expression for limit in statement.find_all(exp.Limit)]
     named = {alias.alias for alias in statement.find_all(exp.Alias) if alias.this.find(exp.Count, exp.Window)}
     counts = [

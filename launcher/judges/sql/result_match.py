@@ -34,7 +34,7 @@ class Expected:
         return total if self.limit is None else min(total, self.limit)
 
     def accepts(self, rows: Sequence[tuple[Value, ...]], num_columns: int) -> bool:
-        """Return whether rows match. A block that is cut by the LIMIT may contribute any of its rows."""
+        """Return whether an answer's rows match; of tied rows that LIMIT or OFFSET separates, any may be returned."""
         if num_columns != self.num_columns or len(rows) != self.num_rows:
             return False
         cells = [make_cells(row) for row in rows]
@@ -59,7 +59,7 @@ def make_expected(
     offset: int = 0,
     limit: int | None = None,
 ) -> Expected:
-    """Group rows, which are in the reference's order, into blocks with equal sort keys."""
+    """Group the rows of the reference, in the order that it returns them, into blocks with equal sort keys."""
     blocks: list[Counter[Cells]] = []
     last: Cells | None = None
     for row in rows:
@@ -72,7 +72,7 @@ def make_expected(
 
 
 def make_cells(row: Sequence[Value]) -> Cells:
-    """Return comparable cells: 1, 1.0 and true are equal; numbers and strings never are."""
+    """Return the values of a row for comparison: floats are rounded; 1, 1.0 and true are equal, 1 and '1' are not."""
     return tuple(_make_cell(value) for value in row)
 
 
@@ -83,7 +83,7 @@ def _make_cell(value: Value) -> object:
 
 
 def make_sorted_query(statement: exp.Expr) -> SortedQuery | None:
-    """Return a statement with its sort keys as columns; None if its ties cannot be determined.
+    """Return a query without LIMIT that also returns its sort keys; None if its ties cannot be determined.
 
     The SQL is empty if the statement neither sorts nor limits.
     """
@@ -112,7 +112,7 @@ def make_sorted_query(statement: exp.Expr) -> SortedQuery | None:
 
 
 def _add_sort_keys(statement: exp.Select | exp.SetOperation) -> list[int] | None:
-    """Return the indices of the sort keys; those that are not selected are appended to the columns."""
+    """Return the columns of a query's sort keys, after it is changed to select them all; None if that is impossible."""
     order = statement.args.get("order")
     if order is None:
         return []

@@ -15,7 +15,7 @@ Rows = dict[str, list[Row]]  # by table, in lower case
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowRequirements:
-    """A schema and the facts of its statements, from which rows are generated."""
+    """What generated rows must cover: tables, their references, and values that satisfy or violate each condition."""
 
     schema: Schema
     facts: QueryFacts
@@ -74,7 +74,10 @@ def make_requirements(schema: Schema, facts: QueryFacts, checks: Sequence[Condit
 
 
 def _make_links(schema: Schema, facts: QueryFacts) -> dict[str, dict[str, ColumnRef]]:
-    """Return references: FOREIGN KEYs, and joined columns, which refer to the unique one or to the earlier table."""
+    """Return which columns refer to which: FOREIGN KEYs, and joined columns.
+
+    Of two joined columns, the unique one is referred to, or else the one in the earlier table.
+    """
     links = {
         name: {
             column: column_ref
@@ -100,7 +103,7 @@ def _exists(schema: Schema, column_ref: ColumnRef) -> bool:
 
 
 def _parents_first(schema: Schema, links: dict[str, dict[str, ColumnRef]]) -> tuple[str, ...]:
-    """Sort tables topologically; links that close a cycle are dropped from `links`."""
+    """Return the tables in topological order, parents first; references that close a cycle are removed from `links`."""
     done: list[str] = []
     while len(done) < len(schema):
         waiting = [name for name in schema if name not in done]

@@ -17,9 +17,10 @@ _BALANCED = 12  # nine combinations of two columns, three of them repeated
 
 
 def make_rows(needs: RowRequirements) -> Iterator[Rows]:
-    """Yield the rows of each database, ordered by how often they expose mistakes.
+    """Yield the rows of each test database; databases that expose mistakes most often come first.
 
-    Empty, boundary values, varied, tied, balanced; then those for a long LIMIT and for HAVING, and a few tiny ones.
+    In order: no rows, boundary values, varied values, many ties, balanced groups, rows for a long LIMIT and for HAVING,
+    and a few tiny databases.
     """
     if not needs.schema:
         return
@@ -43,7 +44,7 @@ def make_tiny_rows(needs: RowRequirements, seeds: Iterable[int]) -> Iterator[Row
 
 
 def _make_specs(builder: RowBuilder, table: str) -> list[Row]:
-    """Return each condition at each boundary while all others hold, and each satisfied while all others fail."""
+    """Return values of rows in which one condition is at a boundary and all others hold, or it alone holds."""
     needs = builder.needs
     columns = needs.list_conditioned(table)
     specs = [builder.make_matching_row(table), builder.make_matching_row(table)]
@@ -66,7 +67,7 @@ def _make_specs(builder: RowBuilder, table: str) -> list[Row]:
 def make_boundary_rows(needs: RowRequirements) -> Rows:
     """Return rows at boundary values.
 
-    Each has its own parents and child that satisfy their conditions, so that one boundary alone decides.
+    Each row has parents and a child of its own that satisfy all conditions, so that only its boundary value decides.
     """
     builder = RowBuilder(needs, random.Random(7), lambda row, column: (row * 37 + column * 11) % 101)
     carried: dict[str, list[Row]] = {}
@@ -88,7 +89,7 @@ def make_boundary_rows(needs: RowRequirements) -> Rows:
 def make_mixed_rows(
     needs: RowRequirements, *, seed: int, size: int, share: float, spread: int, lowest: int = 0
 ) -> Rows:
-    """Return random rows; about `share` of them satisfy the conditions, plain columns have `spread` values.
+    """Return random rows; about `share` of them satisfy all conditions, other columns have `spread` different values.
 
     With a `lowest` below zero, plain numbers may be negative.
     """
@@ -117,7 +118,7 @@ def _without_unique(needs: RowRequirements, table: str, row: Row) -> Iterator[tu
 
 
 def _make_balanced_rows(needs: RowRequirements) -> Rows:
-    """Return rows of three alternating values: some equal the average, groups have one size, some rows are twins."""
+    """Return rows with three alternating values: some equal the average, groups are equally large, some rows repeat."""
     builder = RowBuilder(
         needs, random.Random(5), lambda row, column: (row + column + row // 3 * (column % 2)) % 3, False
     )
@@ -139,7 +140,7 @@ _TWIN_NUMBER = _SPREAD + 1  # number of values that no other group has
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Group:
-    """Rows of one group: the special values of each, and of their common parent."""
+    """A group of a GROUP BY to generate: values that its rows and their common parent row must have."""
 
     rows: tuple[Row, ...]
     parent: Row = field(default_factory=dict)

@@ -63,9 +63,9 @@ def _is_parsed_by_sqlite(sql: str) -> bool:
 
 
 def find_applicable(fixture: QueryFixture) -> set[str]:
-    """Return the checks that the row can decide.
+    """Return the names of the checks that apply to a row, whatever the answer is.
 
-    They must not depend on the answer; otherwise only wrong answers would count.
+    If they depended on the answer, a check could apply to wrong answers only.
     """
     parses = fixture.reference_is_readable  # otherwise it is probably in another dialect than SQLite's
     executes = not _why_not_run(fixture) and next(fixture.iterate_databases(), None) is not None
@@ -75,7 +75,7 @@ def find_applicable(fixture: QueryFixture) -> set[str]:
 
 
 def _why_not_run(fixture: QueryFixture) -> str:
-    """Return why it cannot be judged whether an answer runs: the reference does not run, or is not a query."""
+    """Return why answers are not run, for example because the reference does not run either; empty if they are."""
     return fixture.why_not_run or ("" if fixture.is_volatile else fixture.why_not_compared)
 
 
@@ -111,9 +111,9 @@ def judge_answer(fixture: QueryFixture, answer: ParsedAnswer) -> Verdict:
 
 
 def _compare(fixture: QueryFixture, answer: ParsedAnswer) -> bool:
-    """Compare results on one database after another until they differ.
+    """Return whether an answer matches the reference on all test databases; stops at the first difference.
 
-    An answer that is written like the reference needs only one distinguishing pair of databases.
+    For an answer written like the reference, two databases with different results of the reference are enough.
     """
     candidates = list(range(len(fixture.accepted)))
     first = answer.statements[0] if answer.statements else None
@@ -141,7 +141,7 @@ def _compare(fixture: QueryFixture, answer: ParsedAnswer) -> bool:
 def _keep_unbounded(fixture: QueryFixture, statement: exp.Expr, candidates: list[int]) -> list[int]:
     """Return the candidates that still match on tables with more rows than the LIMIT or COUNT that an answer adds.
 
-    A bound that would need too many rows is lowered first: a result that never has so many rows stays the same.
+    A number above MAX_COUNT is lowered to it first, which does not change results that have fewer rows.
     """
     lowered = statement.copy()
     bounds = fixture.find_added_bounds(lowered)
@@ -160,7 +160,7 @@ def _keep_unbounded(fixture: QueryFixture, statement: exp.Expr, candidates: list
 
 
 def _is_distinguishing(databases: Sequence[TestDatabase], index: int) -> bool:
-    """Return whether the reference has different results; one constant result is matched by too many answers."""
+    """Return whether the reference returns different results on some databases; a constant is too easy to match."""
     settled = [expected for database in databases if (expected := database.expected[index]) is not None]
     return any(expected != settled[0] for expected in settled[1:])
 

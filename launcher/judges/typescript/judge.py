@@ -69,7 +69,7 @@ class TypescriptJudge(CloseOnExit):
             self._node.close()
 
     def _make_input(self, row: ReferenceRow, answer: str) -> CompilerInput:
-        """Return the texts of a row. An answer that cannot be parsed is empty: the row decides what is judged."""
+        """Return the compiler's input for an answer. A rejected answer becomes empty: only its row is compiled."""
         text = "" if _find_fault(answer) else strip_code_fence(answer)
         reference = strip_code_fence(row.reference)
         if self._node is None:
@@ -110,7 +110,7 @@ class TypescriptJudge(CloseOnExit):
         return self._judge_report(node, source, replace(report, syntax="", types=reason, globals=""))
 
     def _judge_report(self, node: TypescriptNode, source: CompilerInput, report: CompilerReport) -> Verdict:
-        """Return the verdict. What the row cannot decide is None for every answer, right or wrong."""
+        """Return the verdict from a compiler report; a check that the row cannot decide is None for every answer."""
         can_type = not report.reference_types  # otherwise the row needs a browser API or a package
         obstacle = report.reference_types or node.find_obstacle(report)
         parses, types, behaves, reason = True, True, True, ""
@@ -136,7 +136,7 @@ class TypescriptJudge(CloseOnExit):
 
 
 def _find_fault(answer: str) -> str:
-    """Return what is wrong with a text before parsing; empty if nothing."""
+    """Return why a text is rejected without parsing it, for example because it is too long; empty if it is not."""
     if len(answer) > MAX_ANSWER_CHARACTERS:
         return f"it is longer than {MAX_ANSWER_CHARACTERS:,} characters"
     if not answer.isascii() and any("\ud800" <= char <= "\udfff" for char in answer):
@@ -145,9 +145,9 @@ def _find_fault(answer: str) -> str:
 
 
 def collect_declarations(reader: SourceReader, row: ReferenceRow, answer: str) -> tuple[str, str]:
-    """Return the declarations of a row, and those that the answer does not repeat.
+    """Return the declarations of a row twice: all of them, and those that the answer does not repeat.
 
-    A declaration that the answer changes is kept, so that both conflict.
+    A declaration that the answer repeats with changes is in both, so that the compiler reports the conflict.
     """
     declared = _find_declarations(reader, row)
     if not declared:
@@ -158,7 +158,10 @@ def collect_declarations(reader: SourceReader, row: ReferenceRow, answer: str) -
 
 
 def _find_declarations(reader: SourceReader, row: ReferenceRow) -> tuple[Statement, ...]:
-    """Return the first text with only declarations: the context, fenced blocks, or the rest after an empty line."""
+    """Return a row's declarations: its context, or in the instruction the code blocks or the text after an empty line.
+
+    The first of these that has only declarations is used; without one, the result is empty.
+    """
     blocks = "\n".join(_FENCED_CODE.findall(row.instruction))
     for text in (row.context, blocks, row.instruction.partition("\n\n")[2]):
         if text.strip() and len(text) <= MAX_ANSWER_CHARACTERS:

@@ -1,7 +1,7 @@
 """TypeScript's compiler and a sandbox for its output: Node.js processes without permissions and with a timeout.
 
-One process compiles and runs nothing. One runs references, in a new realm each. Every answer has a process of its own:
-one that escapes from its realm finds neither the reference nor its results, and no later answer.
+One process compiles and never runs code. Another one runs the references, each in a new realm. Every answer runs in a
+process of its own: if it escapes from its realm, it finds neither the reference nor its results, and no later answer.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Tools:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CompilerInput:
-    """Source texts of one row."""
+    """TypeScript source of one row: its declarations, an answer and the reference."""
 
     given: str = ""  # declarations placed before the reference
     answer_given: str = ""  # the same before the answer, without those it repeats
@@ -90,7 +90,7 @@ class CompilerReport:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Run:
-    """Results of a program: what it printed when it was loaded, then one result per case."""
+    """Results of running a program: first what it printed when it was loaded, then one result per test case."""
 
     results: list[Any] = field(default_factory=list)
     fault: str = ""
@@ -99,13 +99,13 @@ class _Run:
 
 
 def find_typescript_tools() -> Tools | None:
-    """Return the installed tools; None if one is missing."""
+    """Return the installed Node.js and TypeScript; None if one of them is missing."""
     node, typescript = find_node(), find_package("typescript")
     return Tools(node=node, typescript=typescript) if node and typescript else None
 
 
 class TypescriptNode:
-    """Compiler and runner processes, started on first use."""
+    """Node.js processes that compile TypeScript and run the compiled code; started on first use."""
 
     def __init__(self, tools: Tools, *, seconds: float) -> None:
         library = tools.typescript.folder / "lib"
@@ -154,7 +154,7 @@ class TypescriptNode:
         return "the reference declares and prints nothing" if is_empty else ""
 
     def compare(self, report: CompilerReport) -> str:
-        """Describe how an answer behaves differently from a comparable reference; empty if it does not."""
+        """Describe how the behaviour of an answer differs from that of the reference; empty if it does not."""
         if report.answer_code == report.reference_code:
             return ""
         cases, expected = report.cases, self._run_reference(report)
@@ -203,7 +203,7 @@ def _combine(one: TestCases, other: TestCases) -> TestCases:
 
 
 def _run(worker: LimitedWorker, code: str, cases: TestCases) -> _Run:
-    """Run code on all cases."""
+    """Run compiled code on all test cases; return the results, or why there are none."""
     request = {"code": code, "names": cases.names, "plans": cases.plans, "cases": cases.cases}
     try:
         reply = json.loads(worker.request(json.dumps(request)))
@@ -221,7 +221,7 @@ def _run(worker: LimitedWorker, code: str, cases: TestCases) -> _Run:
 
 
 def _has_failed(result: Any) -> bool:
-    """Return whether a case of the reference ended in an error of the engine: its input did not fit."""
+    """Return whether a test case ended in an error that JavaScript itself raised: its input did not fit the code."""
     match result:
         case [["threw" | "rejected" | "broken", ["error", _, None, *_]], *_]:
             return True
@@ -229,7 +229,7 @@ def _has_failed(result: Any) -> bool:
 
 
 def _is_same(one: Any, other: Any) -> bool:
-    """Compare two described values, an answer's and the reference's; the order of keys of maps does not matter."""
+    """Return whether an answer's value equals the reference's; rounding and the order of keys do not matter."""
     if not (isinstance(one, list) and isinstance(other, list)):
         return type(one) is type(other) and bool(one == other)
     if one[:1] == other[:1] == ["error"] and len(other) == 3 and other[2] is None:

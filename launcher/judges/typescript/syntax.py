@@ -46,7 +46,7 @@ class Statement:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Source:
-    """A parsed text."""
+    """Result of parsing a TypeScript text: its first syntax error, or its top-level statements."""
 
     fault: str  # empty: no syntax error
     statements: tuple[Statement, ...] = ()
@@ -58,7 +58,7 @@ class Source:
 
 
 class SourceReader:
-    """Parses texts in a worker: error recovery takes quadratic time and cannot be interrupted."""
+    """Parses TypeScript in a worker process, which can be killed: error recovery of the parser takes quadratic time."""
 
     def __init__(self, *, seconds: float = 5.0) -> None:
         self._worker = make_module_worker(__name__, seconds=seconds, memory_mib=1024)
@@ -73,7 +73,7 @@ class SourceReader:
         return Source(fault=source["fault"], statements=statements)
 
     def is_equal(self, one: str, other: str) -> bool:
-        """Compare formatted texts, see `_read_tokens`."""
+        """Return whether two TypeScript texts are equal except for formatting; False if parsing them fails."""
         try:
             return bool(json.loads(self._worker.request(json.dumps([one, other]))))
         except WorkerError:
@@ -85,7 +85,7 @@ class SourceReader:
 
 
 def serve() -> None:
-    """Worker: reads one text per line to parse, or two to compare."""
+    """Run the worker process: each line of stdin has one text to parse, or two texts to compare."""
     print("ready", flush=True)
     for line in sys.stdin:
         texts = json.loads(line)
@@ -94,13 +94,13 @@ def serve() -> None:
 
 
 def are_equal(one: str, other: str) -> bool:
-    """Compare two formatted texts."""
+    """Return whether two TypeScript texts are equal except for formatting."""
     pairs = zip_longest(_read_tokens(_parse(one)), _read_tokens(_parse(other)))
     return all(first == second for first, second in pairs)
 
 
 def name_checker() -> str:
-    """Return package and version; raises InputError if it is not installed."""
+    """Return name and version of the package tree-sitter-typescript; raises InputError if it is not installed."""
     _make_parser()
     return f"tree-sitter-typescript {version('tree-sitter-typescript')}"
 
@@ -140,7 +140,7 @@ def _format_location(node: Node) -> str:
 
 
 def _read_tokens(top: Node) -> Iterator[str]:
-    """Yield the tokens of formatted code: quotes, trailing commas, semicolons and comments do not matter.
+    """Yield the tokens of code without differences of formatting: quotes, trailing commas, semicolons and comments.
 
     Node types are included, since a line break can end a statement. No recursion: a tree can be deep.
     """

@@ -127,7 +127,10 @@ class {name}(CloseOnExit):
             "right", "return [Verdict(checks={'right': None}) for _ in answers]", None, marks=pytest.mark.slow
         ),
         pytest.param(
-            "loss", "return []", "has a check named loss, the name of the validation loss", marks=pytest.mark.slow
+            "loss",
+            "return []",
+            "has a check named loss, which is reserved for the validation loss",
+            marks=pytest.mark.slow,
         ),
     ],
 )

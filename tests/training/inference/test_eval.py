@@ -55,7 +55,10 @@ def test_gate_closes_on_a_significant_drop(
     file.write_text(better.model_dump_json())
     result = launcher(trained, "eval", "neo4j", *ROWS, "--against", str(file))
     assert result.returncode == 6, result.stderr
-    assert "quality gate FAILED: worse by more than 5.0 %: 6 of 6 rows lost, 0 won: -100.0 points" in result.stdout
+    assert (
+        "quality gate FAILED: worse by more than 5.0 %: 6 of 6 rows newly wrong, 0 newly right: -100.0 points"
+        in result.stdout
+    )
     allowed = launcher(trained, "eval", "neo4j", *ROWS, "--against", str(file), "--max-regression", "100%")
     assert allowed.returncode == 0
 

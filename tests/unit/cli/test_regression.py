@@ -48,7 +48,8 @@ def test_faster_run_of_equal_quality_passes(
     assert shown["eval/equal"] == ["90.0", "%", "(82.6", "to", "94.5)", "tie"] * 2
     assert "note: a busy machine" in lines
     assert any(
-        line.startswith("quality gate passed: not worse by more than 5.0 %: 0 of 100 rows lost") for line in lines
+        line.startswith("quality gate passed: not worse by more than 5.0 %: 0 of 100 rows newly wrong")
+        for line in lines
     )
     assert "speed: 2.00 times as many rows per second" in lines
     assert lines[-1] == f"launcher compare x-old x-new --runs-dir {tmp_path}"
@@ -58,7 +59,10 @@ def test_worse_is_exit_code_6(pair: Pair, tmp_path: Path, capsys: pytest.Capture
     old, new = write_side(tmp_path, "x-old", 1.0, 90), write_side(tmp_path, "x-new", 1.5, 70)
     assert compare(pair, old, new, max_regression=0.05, is_json=False) == ExitCode.QUALITY_GATE
     shown = capsys.readouterr().out
-    assert "quality gate FAILED: worse by more than 5.0 %: 20 of 100 rows lost, 0 won: -20.0 points" in shown
+    assert (
+        "quality gate FAILED: worse by more than 5.0 %: 20 of 100 rows newly wrong, 0 newly right: -20.0 points"
+        in shown
+    )
     assert "speed: not faster here: 0.67 times as many rows per second" in shown
     assert compare(pair, old, new, max_regression=0.2, is_json=False) == ExitCode.DONE
 

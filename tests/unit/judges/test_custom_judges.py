@@ -83,8 +83,8 @@ def test_a_reason_may_contain_any_character(character: str) -> None:
 @pytest.mark.parametrize(
     ("script", "words"),
     [
-        ("import sys; sys.exit('broken')", r"failed \(1\): broken"),
-        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", r"failed \(-11\)"),
+        ("import sys; sys.exit('broken')", r"failed with exit code 1: broken"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", r"failed with exit code -11"),
         (write_lines(), "wrote 0 lines for 3 answers"),
         (write_lines({}), "wrote 1 lines for 3 answers"),
         (write_lines(RIGHT, RIGHT, RIGHT, RIGHT), "wrote 4 lines for 3 answers"),
@@ -207,7 +207,7 @@ def test_a_reply_to_an_earlier_request_is_not_a_verdict(tmp_path: Path, monkeypa
         ("", "no_such_module:X", "cannot be loaded: No module named"),
         ("", "own_judges:X", "cannot be loaded: module 'own_judges' has no attribute 'X'"),
         ("X = object", "own_judges:X", "is not a judge: it has no checks"),
-        ("def X(): raise OSError('no')", "own_judges:X", "cannot be created: OSError: no"),
+        ("def X(): raise OSError('no')", "own_judges:X", "cannot be instantiated: OSError: no"),
         ("x =", "own_judges:X", "cannot be loaded: invalid syntax"),
         (CLASS.replace('name="kind"', 'name="loss"'), "own_judges:Own", "has a check named loss"),
         (CLASS.replace('main_check = "right"', 'main_check = "x"'), "own_judges:Own", "its main_check 'x' is not one"),

@@ -54,7 +54,9 @@ def test_gate_closes_on_a_significant_drop_only() -> None:
     before = [True] * 190 + [False] * 10
     closed = check_change(compare_paired(before, [False] * 20 + before[20:]), 0.05)
     assert not closed.is_open
-    assert closed.message.startswith("worse by more than 5.0 %: 20 of 200 rows lost, 0 won: -10.0 points")
+    assert closed.message.startswith(
+        "worse by more than 5.0 %: 20 of 200 rows newly wrong, 0 newly right: -10.0 points"
+    )
     small = check_change(compare_paired(before, [False] * 6 + before[6:]), 0.05)
     assert small.is_open, "real, and smaller than allowed"
     few = check_change(compare_paired([True] * 9 + [False], [False] * 2 + [True] * 7 + [False]), 0.05)
