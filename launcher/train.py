@@ -134,7 +134,7 @@ def _read_plan(file: Path) -> tuple[Plan, RunPaths]:
 
 
 def _plan_bare_launch(arguments: argparse.Namespace) -> tuple[Plan, RunPaths]:
-    """Plan for the processes that accelerate started, in a new run directory."""
+    """Plan a run for the processes that accelerate started; return the plan and the new run directory's paths."""
     started = read_launch_env(os.environ)
     if started.num_ranks == 1:
         return _make_plan(arguments, started)
@@ -161,7 +161,7 @@ def _make_plan(arguments: argparse.Namespace, started: LaunchEnv) -> tuple[Plan,
 
 
 def _check_trust(arguments: argparse.Namespace, plan: Plan, paths: RunPaths) -> None:
-    """Refuse code of the run directory that the operator does not trust. A new run is as trusted as its manifest."""
+    """Raise if a run executes untrusted code of a model or judge. A new run is as trusted as its manifest."""
     is_new = arguments.plan is None and arguments.resume is None
     source = find_manifest(arguments.manifest) if is_new else paths.root
     code = list_remote_code(plan.trust_remote_code, plan.base.name)
@@ -235,7 +235,7 @@ def is_lost_worker(error: Exception) -> bool:
 
 
 def _fail(recorder: RunRecorder | None, code: int, message: str, status: str = "failed") -> int:
-    """Print the message, then record it: a reader of the record may rely on the message being visible."""
+    """Print the error message on rank 0, then record it in outcome.json, and return the exit code."""
     if message and _is_main():
         log.error(message)
     if recorder is not None:
@@ -275,7 +275,7 @@ def _leave_process_group() -> None:
 
 
 def _end_process(codes: Sequence[int]) -> None:
-    """End this process with its exit code, unless main() did not return."""
+    """End this process with the exit code in `codes`; return if `codes` is empty, because main() raised."""
     if not codes:
         return
     for stream in (sys.stdout, sys.stderr):

@@ -1,4 +1,4 @@
-"""Build a `TrainingRun`: base, adapter, engine and data, checked numerically, with fallbacks of attention backends."""
+"""Build a `TrainingRun` of base, adapter, engine and data, with the first planned attention backend that works."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def build_run(
 ) -> tuple[TrainingRun, PackingCheck]:
     """Build a run with the first attention backend that works here. A backend with wrong results ends the run.
 
-    `vocab_size` is the tokenizer's; None if the tokens are known to fit the base.
+    `vocab_size` is the tokenizer's; None skips the check that every token of the data has an embedding.
     """
     backends = (plan.attention.backend, *plan.attention.fallbacks)
     for index, name in enumerate(backends):
@@ -56,7 +56,7 @@ def build_run(
 
 
 def _is_unsupported(backend: AttentionBackend, error: Exception) -> bool:
-    """Return whether a backend cannot run here. FlexAttention's kernels may not fit a GPU: the compiler says so."""
+    """Return whether an error means that a backend cannot run here, such as FlexAttention kernels that do not fit."""
     if isinstance(error, (ImportError, NotImplementedError)):
         return True
     return backend == "flex" and not isinstance(error, torch.OutOfMemoryError)

@@ -22,7 +22,7 @@ def train(
     meter: Meter | None = None,
     tasks: TaskEvaluator | None = None,
 ) -> int:
-    """Train from `progress`, or from the start, to the end; return the number of completed steps."""
+    """Train all remaining steps, from `progress` or from the first step; return the number of completed steps."""
     progress = progress or compute_progress(run, 0)
     results = DelayedResults(run, observer, meter or Meter(), progress.tokens_seen)
     observer.on_start(run, progress.step)

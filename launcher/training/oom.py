@@ -26,7 +26,7 @@ _OWN_SHARE = 0.95  # of the predicted memory, reserved by this process when memo
 
 
 def fall_back(plan: Plan, accelerator: Accelerator, error: torch.OutOfMemoryError) -> Plan:
-    """Return the plan to retry with in this process, or raise the error if there is none."""
+    """Return the plan of the next out-of-memory fallback, or raise `error` if this process cannot retry with one."""
     if _was_underestimated(plan):
         remember_failure(plan)
     fallback = apply_next_fallback(plan)
@@ -37,7 +37,7 @@ def fall_back(plan: Plan, accelerator: Accelerator, error: torch.OutOfMemoryErro
 
 
 def _was_underestimated(plan: Plan) -> bool:
-    """Whether the prediction was too small; otherwise other processes used the memory, which the next plan sees."""
+    """Whether this process used about the predicted memory or more; if not, other processes filled the GPU."""
     return torch.cuda.is_available() and torch.cuda.max_memory_reserved() >= _OWN_SHARE * plan.memory.allocated_bytes
 
 
@@ -53,7 +53,7 @@ def _can_retry(plan: Plan, fallback: Plan, accelerator: Accelerator, error: torc
 
 
 def free_for_checkpoint(run: TrainingRun, error: torch.OutOfMemoryError) -> bool:
-    """Free memory for a checkpoint of the steps before the failed one; False if weights may be partly updated."""
+    """Free memory so that the steps before an out-of-memory error can be saved; return False if they cannot."""
     if isinstance(error, HalfUpdatedError) or run.engine.num_ranks > 1 or run.engine.is_deepspeed:
         return False
     run.engine.optimizer.zero_grad(set_to_none=True)

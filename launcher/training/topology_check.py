@@ -37,7 +37,7 @@ def _raise_if_any(problems: Iterator[Problem]) -> None:
         raise TopologyError(
             "the started processes do not match the plan",
             found,
-            "use the run's own files (command.txt), or omit --plan to plan for what was started",
+            "start the run with the command in its command.txt, or omit --plan to plan for the started processes",
         )
 
 
@@ -55,7 +55,7 @@ def _find_launch_problems(plan: Plan, accelerator: Accelerator) -> Iterator[Prob
 
 
 def _strategy_problems(plan: Plan, accelerator: Accelerator) -> Iterator[Problem]:
-    """Check both what runs and what was requested: on CPU ranks accelerate runs DDP whatever its config says."""
+    """Yield a problem if accelerate runs or is configured for an unplanned strategy; CPU ranks run DDP in any case."""
     name, is_single = get_live_strategy(accelerator), accelerator.num_processes == 1
     if name != plan.strategy and not (name == "ddp" and plan.strategy == "single" and is_single):
         yield Problem(where="strategy", what=f"accelerate runs {name}, {plan.strategy} is planned")
@@ -70,7 +70,7 @@ def _strategy_problems(plan: Plan, accelerator: Accelerator) -> Iterator[Problem
 
 
 def get_live_strategy(accelerator: Accelerator) -> str:
-    """Return our name of the running strategy, or accelerate's if we have none."""
+    """Return the name that plans use for the running strategy, such as fsdp2, or accelerate's name if there is none."""
     kind = accelerator.distributed_type
     if kind == DistributedType.NO:
         return "single"

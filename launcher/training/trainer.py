@@ -154,7 +154,7 @@ def _train_once(
 
 
 def _stop_before_training(stop: StopOnSignal, accelerator: Accelerator) -> None:
-    """End a process that received a signal before its first step: nothing is lost. Several ranks stop after a step."""
+    """Raise KeyboardInterrupt if a signal came before the first step. Several ranks stop after a step instead."""
     if stop.stop_requested() and accelerator.num_processes == 1:
         raise KeyboardInterrupt("stopped before the first step after this start")
 
@@ -215,7 +215,7 @@ def _train_and_save(
 def _report_runtime(
     run: TrainingRun, proof: PackingCheck, compiled: CompileResult, recorder: RunRecorder
 ) -> dict[str, str]:
-    """Print and record what is really active in this process."""
+    """Print and record which attention, dtypes, kernels and optimizer are active in this process."""
     document = select_documents(run.train.file, run.plan.batch.sequence_length)[:1]
     ops = record_forward_ops(run.engine.model, collate_documents(document, run.plan).to(run.engine.device))
     report = describe_runtime(run, proof, ops, compiled.description)

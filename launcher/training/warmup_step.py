@@ -1,6 +1,6 @@
 """Run one micro-batch forward and backward, and one evaluation batch, before step 1.
 
-This compiles the model, where failing is still possible, and detects out of memory before anything is trained.
+This compiles the model while a compile error can still be handled, and detects out of memory before training.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _run_micro_batch(run: TrainingRun) -> None:
 
 
 def _no_sync(run: TrainingRun) -> AbstractContextManager[None]:
-    """Return a context without gradient sync, or an empty one for FSDP2 and DDP, which must sync.
+    """Return accelerate's no_sync() context, or one without effect for FSDP2 and DDP, which must sync gradients.
 
     FSDP2 would keep unsharded gradients until the first step. DDP rebuilds its buckets after the first all-reduce, so a
     resumed run would reduce its first step in a different order.

@@ -1,1 +1,1 @@
-"""Checks of several nodes before anything is loaded."""
+"""Check that all nodes have equal software, plan and data, and measure their links, before the model is built."""

@@ -30,7 +30,7 @@ _SLOW_FACTOR = 3.0  # slower than planned by more than a busy network explains
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LinkSpeed:
-    """Times of all-reduces over all ranks."""
+    """Measured time of a large all-reduce over all ranks, and of an all-reduce of one number (latency)."""
 
     num_ranks: int
     num_bytes: int
@@ -50,7 +50,7 @@ class LinkSpeed:
 
 
 def check_bandwidth(plan: Plan, accelerator: Accelerator, recorder: RunRecorder) -> None:
-    """Measure, print and record the bandwidth, with a warning if it is low. Every rank must call it."""
+    """Measure, print and record the bandwidth between ranks; warn if it is low. Every rank must call this."""
     if accelerator.num_processes == 1:
         return
     speed = measure_link_speed(accelerator.device)
@@ -79,7 +79,7 @@ def measure_link_speed(device: torch.device) -> LinkSpeed:
 
 
 def format_slow_links(speed: LinkSpeed, planned_gb_per_second: float) -> str:
-    """Return a warning, or nothing if the links are fast enough or, as on CPU ranks, no speed is planned."""
+    """Return a warning if links are much slower than planned, else an empty text; CPU ranks have no planned speed."""
     if planned_gb_per_second == float("inf") or speed.gb_per_second * _SLOW_FACTOR >= planned_gb_per_second:
         return ""
     return (

@@ -1,4 +1,4 @@
-"""Find all differences between nodes, grouped so that the odd node is visible, and warn about harmless ones."""
+"""Find differences between nodes, listed by value so that the deviating node stands out; warn about harmless ones."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _CHANGED = "+changes"  # suffix of a commit; the hash of the files shows what wa
 
 @dataclass(frozen=True, slots=True)
 class ComparedNode:
-    """A node as rank 0 sees it."""
+    """Facts of a node, and how far its clock is from rank 0's."""
 
     facts: NodeInfo
     clock_offset: float = 0.0  # seconds ahead of rank 0's clock
@@ -34,7 +34,7 @@ class ComparedNode:
 
 
 def find_differences(nodes: Sequence[ComparedNode], plan: Plan) -> tuple[Problem, ...]:
-    """Return all differences that make training together impossible or pointless."""
+    """Return the differences between nodes that make it impossible or pointless to train on them together."""
     return tuple(_find_differences(nodes, plan))
 
 
@@ -44,7 +44,7 @@ def find_warnings(nodes: Sequence[ComparedNode], plan: Plan) -> tuple[str, ...]:
 
 
 def format_summary(nodes: Sequence[ComparedNode]) -> str:
-    """Summarize equal nodes in one line."""
+    """Return one line about nodes without differences: commit, torch version, data, GPU and clock offset."""
     first = nodes[0].facts
     commit = f"commit {_digits(_commit(first))}" if first.commit else f"launcher {first.versions['launcher']}"
     largest_offset = max(abs(node.clock_offset) + node.clock_error for node in nodes)
@@ -148,7 +148,7 @@ def _find_shortages(nodes: Sequence[ComparedNode], plan: Plan) -> Iterator[str]:
 
 
 def _compare(name: str, nodes: Sequence[ComparedNode], values: Iterable[str], more: str = "") -> Iterator[Problem]:
-    """Yield one problem if the values differ."""
+    """Yield a problem that lists each value and its nodes, if the nodes' values differ."""
     groups: dict[str, list[ComparedNode]] = {}
     for node, value in zip(nodes, values, strict=True):
         groups.setdefault(value, []).append(node)
@@ -157,7 +157,7 @@ def _compare(name: str, nodes: Sequence[ComparedNode], values: Iterable[str], mo
 
 
 def _format_groups(groups: Mapping[str, Sequence[ComparedNode]]) -> str:
-    """Format the values and their nodes, the most common value first."""
+    """Return each value with the nodes that have it, such as `2.9 on nodes 0 to 6; 2.8 on node 7`."""
     ordered = sorted(groups.items(), key=lambda group: (-len(group[1]), group[1][0].facts.node))
     return "; ".join(f"{value} on {_name_nodes(nodes)}" for value, nodes in ordered)
 

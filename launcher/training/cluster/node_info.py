@@ -38,7 +38,7 @@ _STORED_BYTES_PER_TOKEN = 12  # written twice: 4 bytes per token, 1 of mask, and
 
 
 class NodeInfo(Frozen):
-    """Facts of a node."""
+    """Facts of a node that rank 0 compares with other nodes: versions, plan, data, GPU, driver, free space."""
 
     schema_version: Literal[1] = 1
     node: int
@@ -60,7 +60,7 @@ class NodeInfo(Frozen):
 
 
 def collect_node_info(plan: Plan, paths: RunPaths, place: RankInfo, data: PreparationSpec) -> NodeInfo:
-    """Return the facts of this node."""
+    """Collect the versions, plan, data key, GPU, driver and free space of this node."""
     parts = data.key_parts()
     key = make_key(parts)
     is_prepared = get_store_dir(data.root, key).is_dir()
@@ -85,7 +85,7 @@ def collect_node_info(plan: Plan, paths: RunPaths, place: RankInfo, data: Prepar
 
 
 def flatten_plan(plan: Plan) -> dict[str, str]:
-    """Return the values that must be equal on every node, by dotted key; long values by their hash."""
+    """Return the plan's values that must be equal on all nodes, by dotted key; a long value is replaced by its hash."""
     leaves = flatten(plan.model_dump(mode="json", exclude=set(_NOT_COMPARED)))
     return {
         key: _shorten(value)

@@ -51,7 +51,7 @@ MakeSpec = Callable[[], PreparationSpec]
 
 
 class NodeReport(Frozen):
-    """What a rank sends to rank 0: the facts of its node, if it is the first rank there, or why there are none."""
+    """What a rank sends to rank 0: its error, or if it is the first rank of its node, the facts of the node."""
 
     node: int
     host: str
@@ -74,7 +74,7 @@ def check_nodes(
     make_spec: MakeSpec,
     timeout_seconds: float = _TIMEOUT_SECONDS,
 ) -> PreparationSpec:
-    """Check that all nodes agree, and return the data to prepare."""
+    """Raise unless all nodes have equal software, plan and data; return the specification of the data to prepare."""
     place = read_rank_info(os.environ)
     # build_accelerator refuses processes without a rank.
     if place.num_nodes == 1 or find_missing_rank_variable(os.environ) is not None:
@@ -103,7 +103,7 @@ def check_nodes(
 
 
 def _inspect_own_node(plan: Plan, paths: RunPaths, place: RankInfo, make_spec: MakeSpec) -> _OwnNode:
-    """Collect the facts of this node, or the error, because the other ranks wait for either."""
+    """Return this node's facts or the error that occurred, because the other ranks wait for one of the two."""
     report = NodeReport(node=place.node, host=socket.gethostname())
     try:
         data = make_spec()
@@ -116,7 +116,7 @@ def _inspect_own_node(plan: Plan, paths: RunPaths, place: RankInfo, make_spec: M
 
 
 def _parse_report(message: Message, place: RankInfo) -> NodeReport:
-    """Parse a report, which another version of this package may have written differently."""
+    """Parse a rank's report; if another version wrote it in another format, return a report that says so."""
     try:
         return NodeReport.model_validate_json(message.text)
     except ValidationError:
@@ -139,7 +139,7 @@ def _find_missing(place: RankInfo, reports: dict[int, NodeReport], timeout_secon
 
 
 def _find_failures(reports: dict[int, NodeReport]) -> Iterator[Problem]:
-    """Yield the errors of failed ranks; equal ones of a node once."""
+    """Yield the errors of failed ranks; an error that several ranks of a node have is listed once."""
     failed = [report for report in reports.values() if report.exit_code]
     lines = dict.fromkeys(
         (f"node {report.node} ({report.host})", line) for report in failed for line in report.error.splitlines()
@@ -166,7 +166,7 @@ def _choose_error(
 
 
 def _make_verdict(error: Exception | None, first: NodeReport) -> dict[str, int | str]:
-    """Return an exit code and one line for the other ranks, which may run another version."""
+    """Return rank 0's exit code and a one-line reason as a dict that ranks of other versions understand, too."""
     if error is None:
         return {"exit_code": 0, "line": ""}
     problems = error.problems if isinstance(error, LauncherError) else ()
@@ -192,7 +192,7 @@ def _report_agreement(recorder: RunRecorder, nodes: Sequence[ComparedNode], plan
 
 
 def _follow_verdict(text: str | None, place: RankInfo, own: _OwnNode) -> None:
-    """Raise if rank 0 refused, and print its line once per node."""
+    """Raise if rank 0 refused to train or did not respond; the first rank of each node prints the reason."""
     code, line = int(ExitCode.RUN_FAILED), "rank 0, which compares the nodes, did not respond"
     if text is not None:
         verdict = json.loads(text)

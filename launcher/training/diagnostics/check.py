@@ -1,4 +1,4 @@
-"""Runs one check of `launcher doctor`: whatever a library does, including raising, becomes the result."""
+"""Run one check of `launcher doctor`. An exception that a library raises becomes the result of the check."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Passed:
     """Result of a check that passed."""
 
     def __init__(self, detail: str, **figures: float) -> None:
-        """Store the detail and, by name, the measured values (`figures`)."""
+        """Store the text shown to the user (`detail`) and the measured values by their names (`figures`)."""
         self.detail, self.figures = detail, figures
 
 
@@ -55,5 +55,5 @@ def _describe(error: Exception) -> str:
 
 
 def format_version(package: str) -> str:
-    """Return the installed version of a package."""
+    """Return the installed version of a package, or `of unknown version` if it cannot be found."""
     return find_version(package) or "of unknown version"

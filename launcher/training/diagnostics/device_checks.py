@@ -65,7 +65,7 @@ def check_bf16() -> Passed:
 
 
 def _check_matmul(product: torch.Tensor, left: torch.Tensor, right: torch.Tensor, allowed: float) -> float:
-    """Compare a few rows with FP64, which is too slow for all of them; return the relative error."""
+    """Return a matmul's relative error, from a few rows computed in FP64; raise ArithmeticError if it is too large."""
     exact = left[:8].double() @ right.double()
     error = float((product[:8].double() - exact).norm() / exact.norm())
     if not error <= allowed:
@@ -94,7 +94,7 @@ def _time(action: Callable[[], Any], rounds: int) -> float:
 
 
 def check_tf32() -> Passed:
-    """Check that TF32 is active by its rounding error: 10 bits of mantissa instead of 23."""
+    """Check that enabling TF32 has an effect: matmuls must have the rounding error of a 10-bit mantissa."""
     _require_gpu()
     if torch.cuda.get_device_capability() < (8, 0):
         raise NotNeededError("this GPU has no TF32 (needs compute capability 8.0)")
@@ -118,7 +118,7 @@ def check_tf32() -> Passed:
 
 
 def check_attention(backend: AttentionBackend) -> Passed:
-    """Compare forward and backward over packed documents with each document alone."""
+    """Check that attention over packed documents gives the outputs and gradients of each document alone."""
     from launcher.training.data.collate import collate_lengths
     from launcher.training.model.attention import BACKENDS
 
@@ -206,7 +206,7 @@ def check_peers() -> Passed:
 
 
 def check_spill() -> Passed:
-    """Allocate more memory than is free; under WSL2 the driver may spill into host memory."""
+    """Check, under WSL2, whether allocating more than the free GPU memory fails or spills into host memory."""
     if "microsoft" not in Path("/proc/version").read_text(errors="replace").lower() and not os.environ.get(
         "WSL_INTEROP"
     ):

@@ -36,7 +36,7 @@ def check_bitsandbytes() -> Passed:
 
 
 def check_deepspeed() -> Passed:
-    """Check whether DeepSpeed's CPU optimizer can be built, without building it for a minute."""
+    """Check whether DeepSpeed's CPU optimizer can be compiled, without the minute that compiling takes."""
     _require("deepspeed")
     import_module("deepspeed")
     builders = import_module("deepspeed.ops.op_builder")
@@ -50,7 +50,7 @@ def check_deepspeed() -> Passed:
 
 
 def check_flash_attention(package: str) -> Passed:
-    """Check the attention backend of a FlashAttention package."""
+    """Import a FlashAttention package and check that its attention keeps packed documents apart."""
     _require(package)
     import_module(package)
     backends: dict[str, AttentionBackend] = {
@@ -68,7 +68,7 @@ def check_fused_loss() -> Passed:
     if not torch.cuda.is_available():
         raise NotNeededError("no GPU")
     if torch.cuda.get_device_capability() < (8, 0):
-        raise NotNeededError("this GPU uses the chunked loss (needs compute capability 8.0)")
+        raise NotNeededError("this GPU uses the chunked loss: the fused loss needs compute capability 8.0")
     _require("triton")
     from launcher.training.model.loss import LMHead, fused_cross_entropy
 

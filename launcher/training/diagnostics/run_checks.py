@@ -15,7 +15,7 @@ from launcher.training.runtime.process_output import redirect_stdout, silence_li
 
 
 def main() -> int:
-    """Run all checks; without torch, only that of torch."""
+    """Run all checks; if torch cannot be imported, only the check of torch."""
     exit_with_parent()
     silence_libraries()
     report = redirect_stdout()
@@ -36,7 +36,7 @@ def _check_torch() -> Passed:
 
 
 def _run(report: TextIO, name: str, check: CheckFunction) -> None:
-    """Write a line before the check, too: if the process dies or hangs, it shows in which check."""
+    """Write the name of a check, in case the process dies or hangs in it; then run it and write its result."""
     _write(report, Check(name=name, status="begun"))
     _write(report, run_check(name, check))
 

@@ -1,4 +1,4 @@
-"""How many validation rows a training can afford to answer, chosen once and kept for all of the run's evaluations."""
+"""Choose how many validation rows the model answers at each evaluation, within a share of the training time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LENGTH_MARGIN = 1.25  # an answer may be longer than the longest reference, but
 
 
 class TaskSlice(Frozen):
-    """The rows that are answered at each evaluation; evaluations/slice.json."""
+    """How many validation rows are answered at which evaluations of a run; saved as evaluations/slice.json."""
 
     num_rows: int
     max_new_tokens: int
@@ -37,7 +37,7 @@ class GenerationSpeed:
     row_seconds: float = 0.0  # to judge an answer
 
     def predict(self, num_rows: int, num_tokens: int) -> float:
-        """Return the seconds that an evaluation takes."""
+        """Return the seconds that generating and judging `num_rows` answers of `num_tokens` tokens takes."""
         batch = self.first_token_seconds + num_tokens * self.token_seconds
         return ceil(num_rows / self.rows_at_once) * batch + self.judge_seconds + num_rows * self.row_seconds
 
@@ -57,19 +57,22 @@ class TimeBudget:
 
 
 def limit_new_tokens(longest_reference: int) -> int:
-    """Return the maximum length of an answer, given the longest reference."""
+    """Return how many tokens an answer may have: somewhat more than the longest reference answer, up to a limit."""
     return min(_MAX_NEW_TOKENS, ceil(_LENGTH_MARGIN * longest_reference) + 8)
 
 
 def choose_slice(max_rows: int, max_new_tokens: int, speed: GenerationSpeed, budget: TimeBudget) -> TaskSlice | None:
-    """Choose the most rows for every evaluation, else for the first and last only; None if neither fits the budget."""
+    """Return the most rows that fit the budget at all evaluations, else at the first and last; None if none fit."""
     sizes = [max(_MIN_ROWS, int(max_rows * fraction)) for fraction in _FRACTIONS]
     for only_ends in (False, True):
         times = 2 if only_ends else budget.num_evaluations
         for rows in dict.fromkeys(min(max_rows, size) for size in sizes):
             seconds = times * speed.predict(rows, max_new_tokens)
             if seconds <= budget.seconds:
-                reason = f"{times} x {rows} answers take at most {seconds:.0f} s of {budget.training_seconds:.0f} s"
+                reason = (
+                    f"{times} x {rows} answers take at most {seconds:.0f} s, and the training about "
+                    f"{budget.training_seconds:.0f} s"
+                )
                 return TaskSlice(num_rows=rows, max_new_tokens=max_new_tokens, only_ends=only_ends, why=reason)
     return None
 

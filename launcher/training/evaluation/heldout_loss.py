@@ -18,7 +18,7 @@ log = get_logger(__name__)
 
 
 class Evaluator:
-    """Evaluate one run. After an out-of-memory error, a smaller batch gives the same loss."""
+    """Evaluate the model being trained. After CUDA out of memory it halves the batch, which leaves the loss equal."""
 
     def __init__(self, run: TrainingRun, tasks: TaskEvaluator | None = None) -> None:
         self._run, self._tasks = run, tasks
@@ -35,7 +35,7 @@ class Evaluator:
         return {} if self.is_owed else {**values, **self._compute_loss()}
 
     def evaluate_tasks(self, step: int, *, is_last: bool = False) -> dict[str, float]:
-        """Return the task metrics, if the plan has them and they are due."""
+        """Return the task metrics after a step; empty if the plan has none or they are not due at this step."""
         if self._tasks is None or not self._tasks.is_due(step, is_last=is_last):
             return {}
         return self._tasks.evaluate(step)
@@ -70,7 +70,7 @@ class Evaluator:
         return total
 
     def _shrink(self, split: Split) -> bool:
-        """Halves the batch, on a single rank only: several ranks synchronize inside the forward pass."""
+        """Halve the batch size; return False, without a change, if it is 1 or if several ranks evaluate together."""
         assert self._shape is not None
         size = self._shape.micro_batch_size // 2
         if size == 0 or self._run.engine.num_ranks > 1:

@@ -1,4 +1,4 @@
-"""Generate answers with the model that is being trained, and leave no trace in its state."""
+"""Generate answers with the model that is being trained, and restore its attention backend, mode and RNG state."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class EvalInterruptedError(TaskEvalError):
 
 
 class AttentionNotRestoredError(RunFailedError):
-    """The training's attention is not active again after generation. Continuing would train something else."""
+    """The training's attention backend could not be restored after generation; the run must end."""
 
 
 class LiveGenerator:
-    """Generator of one rank. Raises only TaskEvalError for problems of model, memory or tokenizer: other ranks wait."""
+    """Generator of one rank. Errors of model, memory or tokenizer become TaskEvalErrors, which other ranks receive."""
 
     def __init__(
         self, run: TrainingRun, spec: PreparationSpec, decoding: Decoding, is_stopping: Callable[[], bool]
@@ -56,7 +56,7 @@ class LiveGenerator:
         return len(self._encoder.encode_prompt(text))
 
     def limit_batch_size(self, prompts: Sequence[str], max_new_tokens: int) -> None:
-        """Limit the batch to a micro-batch's tokens, and its KV cache to the memory of the training's activations."""
+        """Limit the batch to a micro-batch's number of tokens, and its KV cache to the activations' memory."""
         plan, base = self._run.plan, self._run.plan.base
         longest = max(map(self.count_tokens, prompts)) + max_new_tokens
         tokens = plan.batch.micro_batch_size * plan.batch.sequence_length
@@ -69,7 +69,7 @@ class LiveGenerator:
         self.batch_size = max(1, min(self.batch_size, tokens // min(longest, base.max_positions)))
 
     def generate(self, prompts: Sequence[str], max_new_tokens: int, *, ignore_eos: bool = False) -> list[Answer]:
-        """Generate answers, in smaller batches after an out-of-memory error. `ignore_eos` is for timing."""
+        """Generate answers, in smaller batches after CUDA out of memory. With `ignore_eos`, only the limit ends one."""
         while True:
             try:
                 return self._generate(prompts, max_new_tokens, ignore_eos)
@@ -107,7 +107,7 @@ class LiveGenerator:
 
 @contextmanager
 def generation_mode(run: TrainingRun) -> Iterator[None]:
-    """Switch to transformers' attention, without compilation, warnings or change of the RNG, and restore everything."""
+    """Use transformers' own attention, without torch.compile and warnings; restore all and the RNG state at the end."""
     engine = run.engine
     base: Any = engine.module.base
     before = collect_attention_configs(base)
@@ -128,7 +128,7 @@ def generation_mode(run: TrainingRun) -> Iterator[None]:
 
 
 def collect_attention_configs(base: Any) -> list[tuple[Any, str]]:
-    """Return each config within the model that has an attention implementation, with its name."""
+    """Return all configs within the model that name an attention implementation, each with the name."""
     configs = {id(part.config): part.config for part in base.modules() if hasattr(part, "config")}
     configs[id(base.config)] = base.config
     names = ((config, getattr(config, "_attn_implementation", None)) for config in configs.values())

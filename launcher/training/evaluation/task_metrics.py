@@ -48,7 +48,7 @@ T = TypeVar("T")
 
 @contextmanager
 def _as_task_eval_error() -> Iterator[None]:
-    """Turns any exception into a TaskEvalError: the hub may be unreachable, the disk full, the judge a user's own."""
+    """Turn any exception into a TaskEvalError: the Hub may be unreachable, the disk full, a user's judge may fail."""
     try:
         yield
     except TaskEvalError:
@@ -58,7 +58,7 @@ def _as_task_eval_error() -> Iterator[None]:
 
 
 def _broadcast(run: TrainingRun, compute: Callable[[], T]) -> T:
-    """Return rank 0's result on every rank, or raise its TaskEvalError on every rank."""
+    """Run `compute` and return rank 0's result on all ranks, or raise rank 0's TaskEvalError on all ranks."""
     result: T | TaskEvalError
     try:
         result = compute()
@@ -104,7 +104,7 @@ def _make_undecided_error(run: TrainingRun, reason: str) -> InputError:
 def _load_inputs(
     run: TrainingRun, spec: PreparationSpec, num_rows: int
 ) -> tuple[HeldOutRows, Manifest, TaskSlice | None]:
-    """Load validation rows, manifest and the slice chosen by an earlier attempt, and check that the judge starts."""
+    """Load the validation rows, the manifest and an earlier attempt's choice of rows; check that the judge starts."""
     if run.plan.strategy in SHARDED_STRATEGIES or run.plan.offload != "none":
         raise TaskEvalError("no rank holds all weights; run `launcher eval` after training")
     with _as_task_eval_error():
@@ -195,7 +195,7 @@ class TaskEvaluator:
         return {**values, metrics.TASK_SECONDS: seconds}
 
     def _judge(self, step: int, answers: list[Answer], seconds: float) -> tuple[dict[str, float], int]:
-        """Return the rates, and the number of rows judged by the check that decides which checkpoint is best."""
+        """Return the share of answers that pass each check, and how many answers decide which checkpoint is best."""
         assert self._slice is not None
         run, plan = self._run, self._run.plan
         generated = GeneratedAnswers(answers=answers, max_new_tokens=self._slice.max_new_tokens, seconds=seconds)
@@ -265,7 +265,7 @@ class TaskEvaluator:
         return 1 + sum(run.is_due(step, *every) for step in range(1, run.num_steps + 1))
 
     def _measure_speed(self) -> GenerationSpeed:
-        """Times a few tokens of one batch, after a warm-up, and the judging of some references."""
+        """Measure the time to generate a few tokens for one batch, after a warm-up, and to judge some references."""
         prompts = [row.prompt for row in self._held_out.rows]
         seconds = []
         for num_tokens in (1, 1, 1 + _TIMED_TOKENS):

@@ -1,1 +1,1 @@
-"""Merged models and model cards."""
+"""Export of trained runs: adapters, merged models, GGUF files and model cards."""

@@ -1,4 +1,4 @@
-"""`python -m launcher.training.export.export`: a run's model for others, verified, then kept; uploads to the hub."""
+"""`python -m launcher.training.export.export`: write a run's model to a folder, verify it and upload it to the Hub."""
 
 from __future__ import annotations
 
@@ -79,7 +79,10 @@ def _export(arguments: argparse.Namespace) -> str:
         if os.path.lexists(target):
             raise InputError(f"{target} already exists", hint="choose another folder with --out, or delete it first")
         if run.ended_early and run.outcome is not None:
-            log.info(f"note: status {run.outcome.status}, not done: {run.outcome.steps_done:,} steps were trained")
+            log.info(
+                f"note: the run did not finish (status {run.outcome.status}): its weights are those after "
+                f"{run.outcome.steps_done:,} steps"
+            )
         export = {"merged": _export_merged, "gguf": _export_gguf, "adapter": _export_adapter}[arguments.format]
         result = export(run, target, arguments)
     text = str(target)
@@ -90,7 +93,7 @@ def _export(arguments: argparse.Namespace) -> str:
 
 
 def _can_reuse(run: TrainedRun, target: Path, arguments: argparse.Namespace) -> bool:
-    """Return whether --push can upload an existing export of these weights; existing exports are always complete."""
+    """Return whether --push can upload the folder of an earlier export; raise InputError if it has older weights."""
     options = (arguments.dtype, arguments.quantization, arguments.llama_cpp, arguments.check_rows)
     card = target / CARD_FILE
     if arguments.push is None or any(option is not None for option in options) or not card.is_file():
@@ -111,7 +114,7 @@ def _push(run: TrainedRun, target: Path, arguments: argparse.Namespace) -> str:
 
 
 def _check_options(arguments: argparse.Namespace) -> None:
-    """Refuse flags of another format, and requests that the installed packages cannot fulfil."""
+    """Raise InputError for flags of another --format and for formats that need packages that are not installed."""
     only = {"--dtype": "merged", "--quantization": "gguf", "--llama-cpp": "gguf", "--check-rows": "gguf"}
     for flag, needed in only.items():
         is_given = getattr(arguments, flag[2:].replace("-", "_")) is not None
@@ -145,7 +148,7 @@ def _export_merged(run: TrainedRun, target: Path, arguments: argparse.Namespace)
 
 
 def _export_gguf(run: TrainedRun, target: Path, arguments: argparse.Namespace) -> dict[str, object]:
-    """Merge into a temporary folder, convert, run the files on held-out rows, then rename."""
+    """Merge into a temporary folder, convert to GGUF, compare the files' answers on held-out rows, then rename."""
     from launcher.training.export.gguf_check import render_checks
 
     with _writing(target) as scratch:
@@ -162,7 +165,7 @@ def _export_gguf(run: TrainedRun, target: Path, arguments: argparse.Namespace) -
 def _write_gguf(folder: Path, run: TrainedRun, arguments: argparse.Namespace) -> tuple[list[ModelCheck], int | None]:
     """Write GGUF files, Modelfile and model card.
 
-    Returns how the files answered, empty if they were not run, and a limit of their context.
+    Returns how each model's answers compare, empty if no file was run, and the context limit of the files or None.
     """
     from transformers import AutoConfig
 
@@ -220,7 +223,7 @@ def _export_adapter(run: TrainedRun, target: Path, arguments: argparse.Namespace
 
 @contextmanager
 def _writing(target: Path) -> Iterator[Path]:
-    """Yield a temporary folder next to the target, which it becomes if nothing is raised.
+    """Yield a temporary folder next to `target`, which is renamed to `target` if nothing is raised.
 
     An existing target is always complete and correct. Folders that killed processes left are removed.
     """

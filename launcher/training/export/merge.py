@@ -49,7 +49,7 @@ _NO_THINKING = "{%- if enable_thinking is not defined %}{% set enable_thinking =
 
 
 def merge_into(folder: Path, run: TrainedRun, requested: Dtype | None, report: Report) -> tuple[Dtype, Agreement]:
-    """Write a complete, verified model to `folder`, or raise."""
+    """Merge a run's adapter into its base and write the model to `folder`; raise if its logits or tokens differ."""
     silence_transformers()
     published = get_published_dtype(run)
     dtype = requested or published
@@ -121,9 +121,10 @@ def _write(folder: Path, model: PreTrainedModel, run: TrainedRun, dtype: Dtype, 
 
 
 def _write_tokenizer(folder: Path, run: TrainedRun, tokenizer: BaseTokenizer) -> None:
-    """Write tokenizer and chat template so that transformers gives the tokens of the training.
+    """Write tokenizer and chat template such that transformers encodes texts to the tokens used in training.
 
-    For some values of tokenizer_class, transformers 5 uses the vocabulary of tokenizer.json, but rules of its own.
+    For some values of tokenizer_class, transformers 5 takes only the vocabulary from tokenizer.json. The class is then
+    set to PreTrainedTokenizerFast, which takes all of it.
     """
     tokenizer.write_files(folder)
     _write_template(folder, run, tokenizer)
@@ -146,7 +147,7 @@ def _gives_same_tokens(folder: Path, run: TrainedRun, tokenizer: BaseTokenizer) 
 def _write_template(folder: Path, run: TrainedRun, tokenizer: BaseTokenizer) -> None:
     """Write the chat template of the training, unless it is the base's, in both places where servers look for one.
 
-    A base that thinks by default was trained with the prompt that switches it off; servers get that as the default.
+    If the base's template has `enable_thinking`, training set it to false; the written template has that as default.
     """
     template, source = make_planned_template(run.plan.data, tokenizer), run.plan.data.chat_template
     if isinstance(template, TurnTemplate | AlpacaTemplate):
@@ -228,7 +229,7 @@ def _compute_written(
 
 
 def _check_tokenizer(folder: Path, tokenizer: BaseTokenizer, run: TrainedRun) -> None:
-    """Compare the tokens of a prompt with those of the written tokenizer, which adds its BOS token by itself."""
+    """Raise RunFailedError if the written tokenizer or chat template gives other prompt tokens than in training."""
     template = make_planned_template(run.plan.data, tokenizer)
     prompt = render_prompt(template, _EXAMPLE)
     loaded: Any = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=run.trusts_code)

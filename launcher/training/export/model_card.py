@@ -112,7 +112,7 @@ def render_card(facts: CardFacts) -> str:
 
 
 def _join_spans(texts: Iterable[str]) -> str:
-    """Return code spans for a cell of a table."""
+    """Return texts as Markdown code spans, separated by commas, for a cell of a table."""
     return ", ".join(f"`{code(text)}`" for text in texts).replace("|", r"\|")
 
 
@@ -207,7 +207,7 @@ def collect_facts(
 
 
 def _describe_judged(paths: RunPaths) -> Iterator[str]:
-    """Yield the judged answers of the trained model, and of the base on the same rows."""
+    """Yield a sentence about how many answers passed the judge, for the trained model and then for the base."""
     try:
         evaluations = load_evaluations(load_record(paths))
     except LauncherError:

@@ -31,7 +31,7 @@ def uses_own_template(plan: Plan) -> bool:
 
 
 def list_vllm_obstacles(plan: Plan) -> list[str]:
-    """Return what vLLM cannot serve of an adapter."""
+    """Return the features of an adapter that vLLM cannot serve, such as DoRA or new tokens; empty if there are none."""
     adapter = plan.adapter
     obstacles = [] if adapter.kind == "lora" else [f"{adapter.kind} adapters"]
     obstacles += ["completely trained modules"] if adapter.modules_to_save else []
@@ -40,7 +40,7 @@ def list_vllm_obstacles(plan: Plan) -> list[str]:
 
 
 def render_vllm(plan: Plan, base: str, *, is_adapter: bool) -> str:
-    """Return the command that serves the current folder."""
+    """Return the vLLM command that serves the merged model or adapter in the current folder."""
     name, trusted = name_model(plan.expert), " --trust-remote-code" if plan.trust_remote_code else ""
     if not is_adapter:
         return f"vllm serve . --served-model-name {name}{trusted}"
@@ -89,12 +89,12 @@ def render_modelfile(
 
 
 def is_quotable(text: str) -> bool:
-    """Return whether a Modelfile can contain a text: it has no escape for three quotation marks."""
+    """Return whether a Modelfile can contain a text. Texts with three quotation marks cannot be escaped there."""
     return '"""' not in text and not text.endswith('"') and "\0" not in text
 
 
 def render_go_template(plan: Plan, tokenizer: BaseTokenizer) -> str | None:
-    """Return the prompt of the training as a template of Ollama; None if it does not consist of constant parts."""
+    """Return the training's prompt as an Ollama template; None if the text around question and answer varies."""
     template = make_planned_template(plan.data, tokenizer)
     unescape = template.controls.unescape
     turns = (Message("user", _PROMPT), Message("assistant", _ANSWER))

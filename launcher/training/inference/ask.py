@@ -75,12 +75,12 @@ def _ask(arguments: argparse.Namespace) -> str:
 
 
 def parse_fields(words: Sequence[str]) -> dict[str, str]:
-    """Return the values of --field NAME=TEXT; a name may be that of a field inside an object."""
+    """Parse --field NAME=TEXT arguments into a dict; a dotted name means a field inside an object."""
     fields = {}
     for word in words:
         name, equals, text = word.partition("=")
         if not equals or not name:
-            raise InputError(f"--field {word}: not NAME=TEXT", hint="--field subject='It does not start'")
+            raise InputError(f"--field {word}: not NAME=TEXT", hint="for example: --field subject='It does not start'")
         if name in fields:
             raise InputError(f"--field {name} is given twice", hint="give each field once")
         fields[name] = text
@@ -117,7 +117,7 @@ def check_fields(run: TrainedRun, question: str, context: str | None, fields: Ma
 
 
 def describe_system(run: TrainedRun, used: str, given: str | None) -> str:
-    """Return which system message the prompt has; empty if none. Raises InputError if it is given twice."""
+    """Return a note with the prompt's system message and its source, empty if it has none; raise if it is set twice."""
     if given is not None and used != given:
         raise InputError("--system and --field both set a system message", hint="omit one of them")
     if not used:
@@ -133,7 +133,7 @@ def describe_system(run: TrainedRun, used: str, given: str | None) -> str:
 
 
 def check_json(manifest: Manifest, text: str) -> str | None:
-    """Return "parses" or why an answer does not parse as JSON; None for experts of other languages."""
+    """Return "parses" or why an answer is not valid JSON; None if the expert's answers are not JSON."""
     decoding = manifest.training.decoding
     if decoding is None or decoding.grammar_type != "json":
         return None

@@ -53,7 +53,7 @@ class EvalTarget:
 
 
 class _AdapterFolder(RunPaths):
-    """An adapter without a run directory."""
+    """Paths of an adapter without a run directory: the folder itself contains the adapter."""
 
     adapter = RunEntry(".")
 
@@ -98,7 +98,7 @@ def _resolve_target(arguments: argparse.Namespace) -> EvalTarget:
 
 
 def choose_judge(run: TrainedRun, expert: str | None) -> Manifest:
-    """Return the run's manifest, with the judge of the expert's manifest if the expert is named; note differences."""
+    """Return the run's manifest, with the judge of `expert`'s current manifest if named; log if the judges differ."""
     try:
         current = load_manifest(find_manifest(expert or run.plan.expert))
     except LauncherError:

@@ -132,7 +132,7 @@ class Generator:
     ) -> None:
         """Prepare a generator that ends answers at the training's end token, unless `ignore_eos`.
 
-        Without a batch size it is chosen by the free memory. `use_graphs` captures CUDA graphs of decode steps, which
+        Without `batch_size`, free memory decides. `use_graphs` captures CUDA graphs of decode steps, which
         need memory of their own.
         """
         self._tokenizer, self._decoding, self._seed = tokenizer, decoding, plan.schedule.seed
@@ -179,7 +179,7 @@ class Generator:
         return max(1, min(_MAX_GPU_BATCH, int(_MEMORY_SHARE * free) // row))
 
     def _try_batch(self, ids: Sequence[list[int]], advance: Callable[[int, str], None]) -> list[list[int]]:
-        """Generate the first rows: all, or fewer after an out-of-memory error if the batch size was chosen here."""
+        """Generate a batch, or after CUDA out of memory only its first rows, unless the batch size is fixed or 1."""
         try:
             return self._generate_batch(ids, advance)
         except torch.OutOfMemoryError:
@@ -279,7 +279,7 @@ def _sampling_filters(decoding: Decoding) -> dict[str, Any]:
 
 
 def _collect_eos_ids(tokenizer: BaseTokenizer, end_token: str, stop_sequences: Sequence[str] = ()) -> list[int]:
-    """Return the end tokens of template and base, and stop sequences that are special tokens: decoded text has none."""
+    """Return the ids of all end tokens: the template's, the base's, and stop sequences that are special tokens."""
     special = {token.content for token in tokenizer.backend.get_added_tokens_decoder().values() if token.special}
     stops = [tokenizer.backend.token_to_id(stop) for stop in stop_sequences if stop in special]
     return list(dict.fromkeys([*collect_end_ids(tokenizer, end_token), *(stop for stop in stops if stop is not None)]))

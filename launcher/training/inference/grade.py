@@ -30,7 +30,7 @@ class GeneratedAnswers:
 
 
 def make_reference_rows(held_out: HeldOutRows) -> list[ReferenceRow]:
-    """Return the rows in the form that judges take."""
+    """Return instruction, context and reference answer of each row, which is what judges take."""
     return [
         ReferenceRow(instruction=row.instruction, context=row.context, reference=row.answer) for row in held_out.rows
     ]
@@ -39,7 +39,7 @@ def make_reference_rows(held_out: HeldOutRows) -> list[ReferenceRow]:
 def grade(
     judge: Judge, held_out: HeldOutRows, generated: GeneratedAnswers, *, title: str, plan: Plan, manifest: Manifest
 ) -> EvalResult:
-    """Judge the answers of the model that `title` names."""
+    """Judge generated answers and return an EvalResult; `title` names the model that gave them."""
     from launcher.training.inference.generate import (
         uses_sampling,  # imports torch: only after input errors are reported
     )

@@ -34,7 +34,7 @@ Capture = Callable[[Callable[[], Any]], tuple[Callable[[], None], Any]]
 
 
 def make_static_cache(model: Any, max_length: int, config: GenerationConfig) -> Cache | None:
-    """Return a KV cache of a fixed size, or None where decode steps cannot be replayed.
+    """Return a KV cache of fixed size, or None if CUDA graphs of decode steps are not possible for this model.
 
     Layers with a sliding window keep all tokens: a replayed graph cannot shift them, and the mask excludes old ones.
     """
@@ -49,7 +49,7 @@ def make_static_cache(model: Any, max_length: int, config: GenerationConfig) -> 
 
 @contextmanager
 def graphed_decoding(model: Any) -> Iterator[GraphedForward]:
-    """Let `generate` replay a graph where it would compile the forward pass."""
+    """Within this context, transformers' `generate` replays a CUDA graph instead of compiling the forward pass."""
     forward = GraphedForward(model, _capture_graph)
     model.get_compiled_call = lambda _config: forward
     try:

@@ -70,9 +70,9 @@ def pick_device(plan: Plan, dtype: Dtype) -> torch.device:
 
 
 def pick_dtype(plan: Plan, dtype: Dtype, device: torch.device) -> Dtype:
-    """Return fp32 where a CPU has no instructions for the dtype: its matmuls would take about a hundred times as long.
+    """Return fp32 if the CPU has no instructions for `dtype`, whose matmuls would be about a hundred times slower.
 
-    The dtype is kept if the weights would not fit the available memory in fp32.
+    Otherwise, or if the weights in fp32 do not fit the available memory, return `dtype`.
     """
     if device.type != "cpu" or dtype == "fp32" or _has_cpu_matmuls(dtype):
         return dtype

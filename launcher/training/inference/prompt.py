@@ -42,7 +42,7 @@ PLACEHOLDERS = tuple(chr(0xE000 + number) for number in range(64))
 def render_prompt(
     template: Template, question: str, *, context: str = "", system: str = "", history: Sequence[Message] = ()
 ) -> str:
-    """Return the prompt for a question, for TextEncoder: everything that training put before the answer.
+    """Return the prompt for a question, which TextEncoder encodes: all text before the answer in a training row.
 
     `history` are the messages of a chat before the question.
     """
@@ -68,7 +68,7 @@ class Question(NamedTuple):
 
     @property
     def system_message(self) -> str:
-        """The system message of the prompt, or of the chat."""
+        """The prompt's system message: the one that was set, else that of the chat, else empty."""
         return self.system or next((message.content for message in self.history if message.role == "system"), "")
 
 
@@ -110,7 +110,7 @@ def _read_chat(data: DataPlan, name: str, question: str, fields: Mapping[str, st
     """Read --field messages=JSON, a list of messages that ends with the user's."""
     hint = f"""--field {name}='[{{"role": "user", "content": "..."}}]'"""
     if question or len(fields) > 1:
-        raise InputError(f"--field {name} is the complete chat: nothing else can be given with it", hint=hint)
+        raise InputError(f"--field {name} is the complete chat: omit the question and other --field flags", hint=hint)
     try:
         messages = json.loads(fields[name])
     except ValueError as error:
@@ -130,7 +130,7 @@ def _read_chat(data: DataPlan, name: str, question: str, fields: Mapping[str, st
 
 
 def _fill(source: str | None, text: str, fields: Mapping[str, str], name: str) -> str:
-    """Return the text of a role: made of --field values, or with `text` as the value of its only field."""
+    """Return the text of a part of the prompt, from the --field values or from `text` if it consists of one field."""
     if source is None:
         return text
     parsed = parse_row_text(source, ())
@@ -145,7 +145,7 @@ def _fill(source: str | None, text: str, fields: Mapping[str, str], name: str) -
 
 
 def derive_prompt_format(plan: Plan, tokenizer: BaseTokenizer) -> PromptFormat:
-    """Return the prompt format with the rows' field names; only a question if the manifest does not name fields."""
+    """Return the prompt with placeholders for a row's fields, or for a question if the manifest names no fields."""
     template, mapping = make_planned_template(plan.data, tokenizer), plan.data.field_mapping
     if mapping.instruction is None:
         names = ["question"]

@@ -58,7 +58,7 @@ class TrainedRun:
 
     @property
     def trusts_code(self) -> bool:
-        """Whether the Python files of the model are executed; raises InputError if that is not trusted."""
+        """Whether the model's Python files are executed; raises InputError if they are needed but not trusted."""
         return allow_remote_code(self.plan.trust_remote_code, self.plan.base.name)
 
     def with_system(self, system: str | None = None) -> TrainedRun:
@@ -110,7 +110,7 @@ def _check_weights(paths: RunPaths, plan: Plan, outcome: Outcome | None) -> None
 
 
 def check_adapter(folder: Path) -> None:
-    """Refuse a folder that is not a PEFT adapter in safetensors files, or one with settings that may be hostile."""
+    """Raise InputError if a folder is not a PEFT adapter in safetensors files, or its config may be malicious."""
     for name in _ADAPTER_FILES:
         if not (folder / name).is_file():
             raise InputError(f"{folder} is not a PEFT adapter: it has no {name}")

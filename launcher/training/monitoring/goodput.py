@@ -1,6 +1,6 @@
 """Goodput: where the wall-clock time of a run goes (start, compilation, data, evaluation, checkpoints, restarts).
 
-The totals are part of the metrics: a resumed run reads in its last row what was spent before.
+The totals are logged with the metrics: a resumed run reads the time spent so far from the last row.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class GoodputTracker:
         self._first: Mapping[str, float] = {}  # what the first start took, if no row recorded it
 
     def start(self, heartbeat: Heartbeat, recorded: CutMetrics, earlier_seconds: float = 0.0) -> None:
-        """Start accounting after a start, restart or fallback. The time of dropped rows counts as lost.
+        """Start counting. After a restart or a fallback, the time since the last kept row of metrics counts as lost.
 
         `earlier_seconds` is the time spent by earlier processes, whose rows may have been dropped.
         """
@@ -74,5 +74,5 @@ class GoodputTracker:
 
 
 def get_total_seconds(rows: Iterable[StepMetrics]) -> float:
-    """Return the largest total time in these rows."""
+    """Return the largest total run time that rows of metrics contain; 0 without rows."""
     return max((row.values.get(metrics.TOTAL_SECONDS, 0.0) for row in rows), default=0.0)

@@ -26,7 +26,7 @@ _COMPILING = ("_compile.compile_inner", "backward._backward_impl")  # dynamo's n
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepStats:
-    """A completed step, as the meters see it."""
+    """What meters need of a completed step: its packs, tokens, duration and data wait."""
 
     step: int
     packs: list[int]
@@ -49,7 +49,7 @@ class Meter:
 
 
 class Meters(Meter):
-    """Several meters as one."""
+    """A meter that combines the values of several meters."""
 
     def __init__(self, meters: Sequence[Meter]) -> None:
         self._meters = tuple(meters)
@@ -106,7 +106,7 @@ class EpochMeter(Meter):
         self._steps, self._seconds = run.steps_per_epoch, seconds
 
     def read(self, stats: StepStats) -> dict[str, float]:
-        """Return the time of an epoch with its last step."""
+        """Return the time of an epoch at the epoch's last step; empty at other steps."""
         self._seconds += stats.seconds
         if stats.step % self._steps:
             return {}
@@ -146,7 +146,7 @@ class MemoryMeter(Meter):
         }
 
     def read_totals(self) -> dict[str, float]:
-        """Reset the peak counters after an evaluation; a call right after `read` follows a step."""
+        """Reset torch's peak memory counters after an evaluation, but not after a step, which calls `read` first."""
         if self._device.type == "cuda" and not self._is_after_step:
             memory = torch.cuda.memory_stats(self._device)
             for name in ("allocated_bytes.all.peak", "reserved_bytes.all.peak"):
@@ -195,7 +195,7 @@ class GoodputMeter(Meter):
         self._compiled = _compile_seconds()
 
     def read(self, stats: StepStats) -> dict[str, float]:
-        """Account for time lost within a step."""
+        """Add the time lost within a step to the goodput tracker; return no values."""
         compiled = _compile_seconds()
         compiling, self._compiled = min(compiled - self._compiled, stats.seconds), compiled
         starved = min(stats.starved_seconds, stats.seconds - compiling)

@@ -13,7 +13,7 @@ _SAMPLE_SECONDS = 0.5  # the driver averages over up to a second
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GpuSample:
-    """GPU counters at one moment, or averaged."""
+    """Utilization, power and temperature of a GPU, at one moment or averaged."""
 
     utilization: float  # 0 to 1
     watts: float
@@ -56,7 +56,7 @@ class NvmlSampler:
             self._thread.join(2 * _SAMPLE_SECONDS)
 
     def read(self) -> GpuSample | None:
-        """Return the mean since the last read, the last value if none is new, or None without counters."""
+        """Return means and highest temperature since the last read, else the last values; None before the first."""
         with self._lock:
             samples, self._samples = self._samples, []
         if samples:

@@ -1,4 +1,4 @@
-"""Describe what is really active, read from the live process and not from the plan."""
+"""Describe which features are active in the running process, read from the model and engine instead of the plan."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def describe_runtime(run: TrainingRun, proof: PackingCheck | None, ops: ForwardO
 
 
 def collect_runtime_fields(run: TrainingRun, compilation: CompileResult) -> dict[str, object]:
-    """Return the fields of outcome.json that code, unlike `describe_runtime`, may branch on."""
+    """Return fields of outcome.json for programs: attention backend, compiled graphs, and what failed."""
     graphs = run.engine.graphs
     return {
         "attention_backend": _attention_backend(run.engine.module),
@@ -78,7 +78,7 @@ def count_compiled_graphs() -> tuple[int, int]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ForwardOps:
-    """Operations that a forward pass dispatches to."""
+    """Attention operations and matmul dtypes that a forward pass used."""
 
     attention: tuple[str, ...]
     matmul_dtypes: tuple[str, ...]
@@ -126,7 +126,7 @@ def _model(module: PackedCausalLM) -> str:
 
 
 def _count(parameter: Any) -> int:
-    """Return the size of a parameter, which under ZeRO-3 is an empty tensor."""
+    """Return the number of elements of a parameter, also under ZeRO-3, where the local tensor is empty."""
     return int(getattr(parameter, "ds_numel", parameter.numel()))
 
 
@@ -137,7 +137,7 @@ def _precision(module: PackedCausalLM, ops: ForwardOps) -> str:
 
 
 def _main_dtype(module: nn.Module, *, trained: bool) -> str:
-    """Return the dtype of most trained or most frozen weights."""
+    """Return the dtype of most trained weights, or of most frozen ones if not `trained`; empty if there are none."""
     sharded_nf4 = {id(child.weight) for child in module.modules() if isinstance(child, Nf4Linear)}
     counts: Counter[str] = Counter()
     for parameter in module.parameters():
@@ -176,7 +176,7 @@ def _checkpointing(module: PackedCausalLM) -> str:
 
 
 def _compiling(module: PackedCausalLM) -> str:
-    """Describe what is compiled in the first step: with DeepSpeed there is no warm-up step."""
+    """Describe what will be compiled in the first step, because DeepSpeed has no warm-up step."""
     decoder: Any = module.base.get_decoder()
     if is_compiled(decoder):
         return "decoder, in the first step"

@@ -43,12 +43,12 @@ class DelayedResults:
         return result.stop_requested if self._run.engine.num_ranks == 1 else self._stop_agreed
 
     def flush(self) -> None:
-        """Report the pending step."""
+        """Report the last queued step to the observers."""
         result, self._pending = self._pending, None
         self._report(result)
 
     def report_evaluation(self, step: int, values: dict[str, float]) -> bool:
-        """Report an evaluation, without values if nothing was evaluated; return whether to save a checkpoint."""
+        """Report an evaluation to the observers; return whether to save a checkpoint. `values` may be empty."""
         if values:
             values = {**values, metrics.TOKENS_SEEN: float(self._tokens_seen), **self._meter.read_totals()}
         row = StepMetrics(step=step, epoch=step / self._run.steps_per_epoch, values=values)

@@ -1,4 +1,4 @@
-"""Time steps, and device idle time for lack of data, with CUDA events and without host syncs."""
+"""Measure the time of steps, and how long the device idles for lack of data, by CUDA events without host syncs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class StepTimer:
 
     @contextmanager
     def waiting_for_data(self) -> Iterator[None]:
-        """Time a wait for data: two adjacent CUDA events are as far apart as the device was idle."""
+        """Measure a wait for data on the host, and with two CUDA events how long the device was idle meanwhile."""
         began, before = time.perf_counter(), self._now()
         yield
         self._data_seconds += time.perf_counter() - began

@@ -44,7 +44,7 @@ class Observer:
 
 
 class Observers(Observer):
-    """Several observers, called in order."""
+    """An observer that passes each call on to several observers, in order."""
 
     def __init__(self, observers: Sequence[Observer]) -> None:
         self._observers = tuple(observers)
@@ -65,7 +65,7 @@ class Observers(Observer):
             observer.on_step(run, metrics)
 
     def on_evaluation(self, run: TrainingRun, metrics: StepMetrics) -> bool:
-        """Call all observers."""
+        """Call all observers, and return whether any requests a checkpoint."""
         requests = [observer.on_evaluation(run, metrics) for observer in self._observers]  # calls all of them
         return any(requests)
 
@@ -80,9 +80,9 @@ class Observers(Observer):
             observer.on_end(run, step)
 
     def should_stop(self) -> bool:
-        """Call all observers."""
+        """Return whether any observer wants to stop, for a reason that is equal on all ranks."""
         return any(observer.should_stop() for observer in self._observers)
 
     def stop_requested(self) -> bool:
-        """Call all observers."""
+        """Return whether any observer of this rank wants to stop."""
         return any(observer.stop_requested() for observer in self._observers)

@@ -34,14 +34,14 @@ class BestCheckpoint(Observer):
         )
 
     def restore(self, state: BestState) -> None:
-        """Load the state of a checkpoint, unless it is of another metric."""
+        """Load the state from a checkpoint, unless that run chose its best step by another metric."""
         if state.metric != self._plan.metric_for_best_model:
             return
         self.step, self.value, self._loss = state.step, state.value, state.loss
         self._worse_in_a_row = state.worse_in_a_row
 
     def on_evaluation(self, run: TrainingRun, metrics: StepMetrics) -> bool:  # noqa: ARG002
-        """Request a checkpoint of a new best step if the run is to end with it. Step 0 is the base model."""
+        """Return whether to save a checkpoint: after a new best step, but not step 0, if load_best_model_at_end."""
         value, loss = metrics.get(self._plan.metric_for_best_model), metrics.get(names.EVAL_LOSS)
         if value is None or metrics.step == 0:
             return False

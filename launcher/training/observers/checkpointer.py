@@ -34,7 +34,7 @@ class BackgroundWriter:
         self._error: BaseException | None = None
 
     def start(self, write: Callable[[], None]) -> None:
-        """Wait for the previous write, then start this one."""
+        """Wait for the previous write, then run `write` in a thread."""
         self.wait()
         self._thread = threading.Thread(target=self._run, args=(write,), name="checkpoint", daemon=True)
         self._thread.start()
@@ -58,7 +58,7 @@ class BackgroundWriter:
 
 
 class Checkpointer(Observer):
-    """Copies states to the host while all ranks wait; rank 0 writes them during the next steps."""
+    """Saves checkpoints: copies states to the host while all ranks wait; rank 0 writes them during the next steps."""
 
     def __init__(self, best: BestCheckpoint) -> None:
         self._best = best
@@ -94,7 +94,7 @@ class Checkpointer(Observer):
     def on_end(self, run: TrainingRun, step: int) -> None:
         """Save the best checkpoint's weights if the plan says so, else the last weights.
 
-        An error of a checkpoint is raised after that: what was trained exists in memory only.
+        The error of a failed checkpoint is raised only afterwards, because the trained weights exist only in memory.
         """
         self._finish_write(run, is_last=True)
         try:
@@ -123,14 +123,14 @@ class Checkpointer(Observer):
         write_card(run.plan, run.paths, steps_done=step, saved_step=saved_step)
 
     def close(self) -> None:
-        """Finish the current write after another error."""
+        """Wait for the current write to finish when the training ends with an error."""
         with suppress(Exception):
             self._writer.wait()
 
     def _finish_write(self, run: TrainingRun, *, is_last: bool) -> None:
-        """Wait for the checkpoint before; if it failed, end the run unless the plan says to continue.
+        """Wait for the previous checkpoint; if it failed, end the run unless the plan says to continue.
 
-        `is_last`: all steps are trained; the error is kept until the weights are saved.
+        `is_last`: training is over, so the error is raised only after the weights are saved.
         """
         self._guard(run, lambda: self._writer.wait(lambda: run.heartbeat.beat("writing a checkpoint")), is_last=is_last)
 

@@ -45,7 +45,7 @@ class _Epoch:
 
 
 def _load_epoch(run: TrainingRun, step: int) -> _Epoch:
-    """Return the epoch of a resumed run, with its steps before the checkpoint."""
+    """Return the totals of the current epoch, read from the recorded metrics of steps up to `step`."""
     epoch = _Epoch()
     first = step - step % run.steps_per_epoch
     if step > first and run.paths.metrics.exists():
@@ -117,7 +117,7 @@ class Console(Observer):
         self._print(run, f"{step - self._first:,} step{'s'[: step != self._first + 1]} in {seconds}")
 
     def _describe(self, run: TrainingRun, metrics: StepMetrics) -> str:
-        """Format speed as the median of recent steps, so that one stall does not hide it."""
+        """Return loss, speed, memory and remaining time as text; speed is the median of recent steps."""
         seconds, waits, rates, mfus = (
             find_values(self._recent, name)
             for name in (names.STEP_SECONDS, names.DATA_WAIT_SECONDS, names.TOKENS_PER_SECOND, names.DEVICE_MFU)

@@ -14,14 +14,14 @@ _RECENT_STEPS, _MAX_WITH_RETRIES = 8, 4
 
 
 class MemoryPressure(Observer):
-    """Raises out of memory if many recent steps had to empty the allocator's cache."""
+    """Raises torch.OutOfMemoryError if many recent steps had allocator retries, which empty the allocator's cache."""
 
     def __init__(self) -> None:
         self._before: float | None = None
         self._recent: deque[bool] = deque(maxlen=_RECENT_STEPS)
 
     def on_step(self, run: TrainingRun, metrics: StepMetrics) -> None:
-        """Raise out of memory after too many steps with allocator retries."""
+        """Raise torch.OutOfMemoryError if too many recent steps had allocator retries."""
         retries = metrics.get(ALLOC_RETRIES)
         if retries is None:
             return

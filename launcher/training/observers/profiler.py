@@ -55,7 +55,7 @@ class Profiler(Observer):
         self._untraced: list[float] = []  # seconds of the last steps before the window
 
     def on_step(self, run: TrainingRun, metrics: StepMetrics) -> None:
-        """Time untraced steps for comparison, except the first ones, which compile and fill caches."""
+        """Record the time of steps before tracing, for comparison, without the first ones, which compile."""
         is_before = self._profile is None and metrics.step < self._plan.first_step
         seconds = metrics.get(STEP_SECONDS)
         if run.engine.device.type == "cuda" and is_before and metrics.step > _WARMUP_STEPS and seconds is not None:
@@ -142,7 +142,7 @@ def list_spans(traced: Any) -> list[Span]:
 
 
 def _is_kernel(event: Any) -> bool:
-    """Whether an event is a kernel; user annotations, such as an optimizer step, would count kernels twice."""
+    """Whether a profiler event is a GPU kernel, not a user annotation, which would count its kernels twice."""
     on_device = str(getattr(event, "device_type", "")).endswith("CUDA")
     return on_device and not getattr(event, "is_user_annotation", False)
 
@@ -191,7 +191,7 @@ def summarize(
     spans: Sequence[Span],
     untraced: Sequence[float] = (),
 ) -> ProfileSummary:
-    """Summarize a trace. Without GPU there are no `spans`, and `costs` are CPU operations."""
+    """Summarize traced steps. Without a GPU, `spans` is empty and `costs` are those of CPU operations."""
     ordered = tuple(sorted(costs, key=lambda cost: cost.seconds, reverse=True))
     if spans:  # excludes the wait for the empty queue at both ends
         seconds = max(end for _, end in spans) - min(start for start, _ in spans)

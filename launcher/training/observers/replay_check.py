@@ -29,7 +29,7 @@ class ReplayCheck(Observer):
         self._largest = 0.0
 
     def on_step(self, run: TrainingRun, metrics: StepMetrics) -> None:
-        """Compare packs and loss with the recorded step."""
+        """Compare the packs and the loss of a step with those recorded when it was first trained."""
         before = self._recorded.pop(metrics.step, None)
         if before is None:
             return

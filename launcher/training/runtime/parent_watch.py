@@ -23,7 +23,7 @@ def exit_with_parent(*, outlives_agent: bool = False) -> None:
 
 
 def _is_python(pid: int) -> bool:
-    """Whether a process runs our Python: in a container the agent may be process 1."""
+    """Whether a process runs this Python executable, as an agent does; in a container the agent may be process 1."""
     try:
         return Path(f"/proc/{pid}/exe").samefile("/proc/self/exe")
     except OSError:

@@ -16,7 +16,7 @@ from launcher.core.redaction import redact_text
 def limit_thread_spinning() -> None:
     """Let waiting OpenMP threads sleep soon instead of spinning. Call before torch is imported.
 
-    On busy cores, spinning made a step ten times longer; sleeping at once costs a fifth on idle cores.
+    With busy cores, spinning made a step ten times slower; with idle cores, sleeping at once made it 20 % slower.
     """
     os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 

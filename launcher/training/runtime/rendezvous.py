@@ -40,7 +40,7 @@ _hosted: list[TCPStore] = []  # kept alive for the process: other ranks are conn
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Message:
-    """What a rank sent to rank 0."""
+    """A text that a rank sent to rank 0, with the nonce for the reply and the offset of its clock."""
 
     rank: int
     nonce: str
@@ -64,7 +64,7 @@ def fail_like_rank_0(code: int) -> NoReturn:
 
 
 def connect_store(timeout: timedelta) -> TCPStore:
-    """Connect to the agent's store; if the agent has none for its ranks, rank 0 hosts it."""
+    """Connect to torchrun's TCPStore; if torchrun's agent does not share one with its ranks, rank 0 hosts it."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
@@ -115,7 +115,7 @@ def send(store: Store, rank: int, text: str, timeout_seconds: float) -> str | No
 
 
 def broadcast_plan(make_plan: Callable[[], tuple[Plan, RunPaths]], rank: int, num_ranks: int) -> tuple[Plan, RunPaths]:
-    """Let rank 0 make the plan and its run directory for all ranks, which might see other free memory or times."""
+    """Return rank 0's plan and run directory on all ranks; their own plans could differ by free memory or time."""
     store = connect_store(timedelta(seconds=_PLAN_SECONDS))
     if rank != 0:
         return _parse_plan(send(store, rank, "", _PLAN_SECONDS))

@@ -30,7 +30,7 @@ _KEPT = (
 
 
 class Tracker(Protocol):
-    """A tracker that is finished when the run ends."""
+    """The interface of a tracker, such as W&B, whose upload is completed when the run ends."""
 
     def finish(self) -> None:
         """Upload the remaining data."""
@@ -61,7 +61,7 @@ class RunRecorder:
             self._write()
 
     def attach_trackers(self, trackers: Sequence[Tracker]) -> None:
-        """Finish these trackers when the run ends."""
+        """Register trackers whose uploads are waited for when the run ends."""
         self._trackers = trackers
 
     def add_spent_seconds(self, seconds: float) -> float:
@@ -72,9 +72,9 @@ class RunRecorder:
         return spent
 
     def start_attempt(self, from_step: int, loss: float | None) -> float | None:
-        """Record the number of steps completed before this attempt; return the loss of the last one.
+        """Record how many steps were completed before this attempt; return the loss of the last of them.
 
-        `loss` is None if its metrics are lost; the record may still have it.
+        `loss` is None if the metrics of that step are lost; the record may still have it.
         """
         if loss is None and from_step == self._outcome.steps_done:
             loss = self._outcome.final_loss
@@ -98,7 +98,7 @@ class RunRecorder:
     def finish(self, *, waits: bool = True, **fields: object) -> None:
         """Record the end of the run. Later calls are ignored. Never raises: the disk may be full.
 
-        `waits`: for the trackers to upload the rest.
+        `waits`: whether to wait for the trackers to upload the remaining data.
         """
         if self._has_ended:
             return

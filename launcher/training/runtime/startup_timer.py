@@ -8,14 +8,14 @@ import psutil
 
 
 class StartupTimer:
-    """Durations of consecutive phases. A phase that is repeated after an out-of-memory fallback is summed up."""
+    """Durations of consecutive start-up phases; those of a phase repeated after an out-of-memory fallback add up."""
 
     def __init__(self, start: float) -> None:
         self._last = start
         self.seconds: dict[str, float] = {}
 
     def end_phase(self, name: str) -> None:
-        """Count the time since the last phase ended as this phase's."""
+        """Add the time since the end of the previous phase to the phase `name`."""
         now = time.monotonic()
         self.seconds[name] = self.seconds.get(name, 0.0) + now - self._last
         self._last = now

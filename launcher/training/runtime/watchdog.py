@@ -74,7 +74,7 @@ class Heartbeat:
 
     @contextmanager
     def beating(self, activity: Activity) -> Iterator[None]:
-        """Set an activity that may take long, and show regularly that the process is alive."""
+        """Set an activity that may take long, and call `beat` regularly, which shows that the process is alive."""
         done = threading.Event()
 
         def beat() -> None:
@@ -100,7 +100,7 @@ class Heartbeat:
         return time.monotonic() - self.since
 
     def status(self) -> RankStatus:
-        """Return the status to publish."""
+        """Return this rank's step, activity and its duration, for other ranks to read."""
         return RankStatus(step=self.step, activity=self.activity, seconds=self.seconds, published_at=time.time())
 
 

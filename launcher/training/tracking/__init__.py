@@ -1,1 +1,1 @@
-"""The W&B uploader, which runs as a separate process."""
+"""Uploaders to W&B, TensorBoard and MLflow, which run as separate processes."""

@@ -27,7 +27,7 @@ class MetricsTail:
     """
 
     def __init__(self, file: Path, logged_seconds: float = 0.0) -> None:
-        """Skip the rows up to `logged_seconds`."""
+        """Skip rows that are already logged: those up to `logged_seconds` of the run's wall-clock time."""
         self._file = file
         self.logged_seconds = logged_seconds
         self._inode, self._offset = 0, 0
@@ -63,7 +63,7 @@ class MetricsTail:
 
 
 def has_ended(parent: int, outcome: Outcome | None) -> bool:
-    """Whether the training process `parent` has ended; True for 0, which logs an existing run without waiting."""
+    """Whether the training process `parent` has ended; always True for 0, which means to log an existing run."""
     if parent == 0 or os.getppid() != parent:
         return True
     return outcome is not None and outcome.is_final and outcome.pid == parent

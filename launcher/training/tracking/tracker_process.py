@@ -37,12 +37,14 @@ class TrackerProcess:
         self._process, self._title, self._limit, self._command = process, title, limit_seconds, command
 
     def finish(self) -> None:
-        """Wait until the rest is uploaded: the end of a container would kill the uploader. Call after the outcome."""
+        """Wait for the upload, which the end of a container would interrupt. Call this after writing outcome.json."""
         try:
             with _interruptible():
                 code = self._process.wait(self._limit)
         except (subprocess.TimeoutExpired, KeyboardInterrupt):
-            log.info(f"{self._title}: upload incomplete; if its process ends, complete it with: {self._command}")
+            log.info(
+                f"{self._title}: upload not finished yet; if its process is killed, complete it with: {self._command}"
+            )
             return
         if code != 0:
             log.info(f"{self._title}: upload incomplete (exit code {code}); complete it with: {self._command}")
@@ -50,7 +52,7 @@ class TrackerProcess:
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """Let any stop signal end the wait; the run itself is over."""
+    """Raise KeyboardInterrupt on SIGINT, SIGTERM or SIGUSR1, so that they end the wait for an upload."""
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt
@@ -65,7 +67,7 @@ def _interruptible() -> Iterator[None]:
 
 
 def start_trackers(plan: Plan, paths: RunPaths, accelerator: Accelerator) -> tuple[TrackerProcess, ...]:
-    """Start the uploaders of this node; every rank must call this. Those of rank 0 are returned, to be waited for."""
+    """Start this node's uploaders; return rank 0's, whose uploads are waited for. Every rank must call this."""
     started = [_start_wandb(plan, paths, accelerator)]
     for name in plan.trackers if accelerator.is_main_process else ():
         started.append(_start(TITLES[name], _OTHER_MODULE, [str(paths.root), "--to", name], _ONLINE_SECONDS))

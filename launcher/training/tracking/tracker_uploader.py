@@ -37,7 +37,7 @@ _REQUEST_LIMITS = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "15", "MLFLOW_HTTP_REQUEST_MAX
 
 
 class TensorBoard:
-    """Writes event files into the run directory: always complete, so an earlier attempt's are replaced."""
+    """Writes TensorBoard event files of the complete run into its directory, replacing those of an earlier attempt."""
 
     def __init__(self, plan: Plan, paths: RunPaths) -> None:
         from tensorboard.compat.proto import event_pb2, summary_pb2
@@ -53,7 +53,7 @@ class TensorBoard:
         self._add_text("config", "\n".join(f"- {name}: {value}" for name, value in _make_flat_config(plan).items()))
 
     def log(self, rows: Sequence[StepMetrics], logged_seconds: float) -> None:  # noqa: ARG002
-        """Write one event per row. A repeated step hides the events after it."""
+        """Write one event per row. If a step is repeated, TensorBoard hides the events from that step on."""
         for row in rows:
             if row.step < self._step:
                 start = self._event.SessionLog(status=self._event.SessionLog.START)
@@ -110,7 +110,7 @@ class Mlflow:
         self.place = f"experiment {trace.experiment_id}, run {self._run_id}"
 
     def log(self, rows: Sequence[StepMetrics], logged_seconds: float) -> None:
-        """Send the finite values of all rows, which end at this time of the run; raises if the server refuses."""
+        """Send the finite values of all rows, the last of which is at `logged_seconds`; raise if the server refuses."""
         now = int(time.time() * 1000)
         entities = [
             self._metric(name, value, now, row.step)
@@ -141,7 +141,7 @@ BACKENDS: dict[str, type[Backend]] = {"tensorboard": TensorBoard, "mlflow": Mlfl
 
 
 def main() -> int:
-    """Log the run until it ends."""
+    """Log a run to TensorBoard or MLflow until its training ends; return the exit code."""
     parser = argparse.ArgumentParser(prog="launcher.training.tracking.tracker_uploader", description=__doc__)
     parser.add_argument("run_dir", type=Path)
     parser.add_argument("--to", choices=tuple(BACKENDS), required=True)

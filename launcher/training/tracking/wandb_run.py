@@ -25,14 +25,14 @@ _FLUSH_SECONDS = 1  # unflushed records are lost if this process is killed
 
 
 class ServerUnusableError(Exception):
-    """The server does not respond or refuses; the run must be logged offline, by a new process.
+    """The W&B server does not respond or refuses the run, which must be logged offline by a new process.
 
-    In this process wandb considers the run id in use.
+    In the process that tried it, wandb considers the run id in use.
     """
 
 
 class NotSharedError(Exception):
-    """The server does not support shared runs; node 0 logs alone."""
+    """The W&B server does not let several nodes log to one run; only node 0 logs."""
 
 
 def open_run(

@@ -104,7 +104,7 @@ def main() -> int:
             restart("--restarts", str(options.restarts + 1))
         if not options.offline_reason:
             restart("--restarts", "0", "--offline-reason", f"the wandb service failed: {cause}")
-        log.info(f"W&B: logging stopped: {cause}; {paths.logs / LOG}")
+        log.info(f"W&B: logging stopped: {cause}; see {paths.logs / LOG}")
         return int(ExitCode.DONE)  # reported
 
 
@@ -151,7 +151,7 @@ class Uploader:
         return 0
 
     def _announce(self, run: Any, mode: str, reason: str, *, is_known: bool) -> str:
-        """Return the message for the console."""
+        """Return the console message that says where the run is logged, or how to upload an offline run."""
         if mode == "online":
             return f"W&B: {'resumed' if is_known else 'logging to'} {run.url}"
         return f"W&B: offline ({reason}); upload it with: wandb sync {self._paths.root}/wandb/offline-run-*"
@@ -218,7 +218,7 @@ def clean_environment(*, is_online: bool) -> None:
 def save_trace(
     paths: RunPaths, known: WandbTrace | None, run: Any, project: str, mode: Literal["online", "offline"]
 ) -> WandbTrace:
-    """Write wandb.json for this W&B run; if it is not the `known` one, all rows are logged from the beginning."""
+    """Write wandb.json, which identifies the W&B run. `known` is its previous content; None logs all rows again."""
     folders = () if known is None else known.folders
     if mode == "offline":
         folders = (*folders, f"wandb/{Path(run.settings.sync_dir).name}")

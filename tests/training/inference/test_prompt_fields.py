@@ -89,7 +89,7 @@ def test_chat_continues_with_the_answer_to_its_last_message() -> None:
         ("[]", "", "the last message must be the user's"),
         (json.dumps(CHAT[:2]), "", "the last message must be the user's"),
         ('[{"role": "boss", "content": "?"}]', "", "unknown role: 'boss'"),
-        (json.dumps(CHAT), "Who?", "nothing else can be given"),
+        (json.dumps(CHAT), "Who?", "omit the question and other --field flags"),
     ],
 )
 def test_wrong_chats_are_refused(messages: str, question: str, words: str) -> None:

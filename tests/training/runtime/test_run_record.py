@@ -82,7 +82,7 @@ def test_a_signal_ends_the_waiting_for_an_upload_and_nothing_else(
     finally:
         process.kill()
         process.wait()
-    assert "W&B: upload incomplete; " in capsys.readouterr().err
+    assert "W&B: upload not finished yet; " in capsys.readouterr().err
     assert signal.getsignal(number) == before
 
 
