@@ -21,14 +21,14 @@ Hashes = npt.NDArray[np.uint64]
 
 
 class SampleSegment(Frozen):
-    """Part of the sample document, trained or not."""
+    """Piece of the sample document's text, with or without loss."""
 
     text: str
     is_trained: bool
 
 
 class SplitAudit(Frozen):
-    """Counts of one split."""
+    """Statistics of one split: its rows, documents, tokens and packs."""
 
     num_rows: int  # rows read, usable or not
     num_documents: int
@@ -53,17 +53,17 @@ class SplitAudit(Frozen):
 
     @property
     def trained_share(self) -> float:
-        """Share of the tokens that are trained."""
+        """Share of the tokens that contribute to the loss."""
         return self.num_trained / max(1, self.num_tokens)
 
     @property
     def packing_efficiency(self) -> float:
-        """Share of the positions that hold tokens."""
+        """Share of the packs' total capacity that is filled with tokens."""
         return self.num_tokens / max(1, self.num_packs * self.capacity)
 
 
 class Audit(Frozen):
-    """Audit of all splits of a dataset."""
+    """Audit of prepared data: the statistics of each split, a sample document and notes."""
 
     schema_version: Literal[1] = 1
     template: str
@@ -92,7 +92,7 @@ def make_split_audit(
     capacity: int,
     known: Hashes | None = None,
 ) -> SplitAudit:
-    """Summarize a split; `known` are the prompt hashes of the training documents, for a held-out split."""
+    """Return the statistics of a split; `known` are the training split's prompt hashes, to count shared prompts."""
     lengths = spool.lengths
     return SplitAudit(
         num_rows=num_rows,
@@ -124,7 +124,7 @@ def _make_histogram(lengths: np.ndarray[tuple[int], np.dtype[np.int32]], capacit
 
 
 def make_sample(document: Document | None, template: Template) -> tuple[SampleSegment, ...]:
-    """Return the segments of a sample document."""
+    """Return the segments of a sample document, with and without loss; empty if there is no document."""
     if document is None:
         return ()
     unescape = template.controls.unescape
@@ -134,7 +134,7 @@ def make_sample(document: Document | None, template: Template) -> tuple[SampleSe
 
 
 def make_notes(splits: Mapping[str, SplitAudit]) -> tuple[str, ...]:
-    """Return warnings about the data to read before training."""
+    """Return warnings about the data, which should be read before training."""
     notes = []
     for name, split in splits.items():
         if not split.num_documents:

@@ -1,4 +1,4 @@
-"""Bin packing of documents into sequences, over a complete split: nearly full packs of random documents."""
+"""Pack the documents of a complete split into nearly full sequences, with random documents in each."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Lengths = npt.NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """Documents in pack order, and the start of each pack in that order."""
+    """Assignment of documents to packs: the documents in pack order, and where each pack starts in that order."""
 
     documents: npt.NDArray[np.int64]
     starts: npt.NDArray[np.int64]  # num_packs + 1 entries
@@ -32,19 +32,20 @@ class Packing:
 def pack_documents(lengths: Lengths, capacity: int, seed: int) -> Packing:
     """Pack documents in random order; the last ones of a pack are chosen to fill its remaining space.
 
-    Packing in decreasing order is no tighter, but gives packs of documents of equal length. Rows of equal length are
-    often alike (the same table, the same kind of question), and a step that trains few kinds of rows has noisier
-    gradients than a step of random rows. Long documents start packs, because little fits next to them later. Whether a
-    quarter or half of a pack is long depends on the lengths: both are tried.
+    Packing by decreasing length fills packs no better, but puts documents of equal length into one pack. Rows of equal
+    length are often alike (the same table, the same kind of question), and a step that trains few kinds of rows has
+    noisier gradients than a step of random rows. Long documents start packs, because they rarely fit into a pack that
+    has others. Two limits for a long document are tried, a quarter and half of the capacity, and the packing with fewer
+    packs is returned.
     """
     if len(lengths) and not 0 < int(lengths.min()) <= int(lengths.max()) <= capacity:
-        raise ValueError("documents must have between one token and the pack's capacity: cut them before packing")
+        raise ValueError("documents must have between 1 token and the pack's capacity: truncate them before packing")
     packings = [_pack(lengths, capacity, seed, capacity // parts) for parts in (4, 2)]
     return min(packings, key=lambda packing: packing.num_packs)
 
 
 def _pack(lengths: Lengths, capacity: int, seed: int, longest_random: int) -> Packing:
-    """Pack documents; as long as there are any longer than `longest_random`, the longest one starts a pack."""
+    """Pack documents; while any that is left is longer than `longest_random`, each pack starts with the longest."""
     pool = _Pool(lengths, capacity, seed)
     pack_of = np.empty(len(lengths), dtype=np.int64)
     num_packs = 0
@@ -61,7 +62,7 @@ def _pack(lengths: Lengths, capacity: int, seed: int, longest_random: int) -> Pa
 
 
 class _Pool:
-    """Documents that are not packed yet, by length. Bit k of `available`: there is a document of k tokens."""
+    """Documents that are not packed yet, by length. Bit k of `available` is set if one of them has k tokens."""
 
     def __init__(self, lengths: Lengths, capacity: int, seed: int) -> None:
         order = np.random.Generator(np.random.Philox(key=seed)).permutation(len(lengths))
@@ -87,8 +88,9 @@ class _Pool:
     def choose(self, room: int) -> tuple[int, ...]:
         """Return the lengths of documents that together fit into `room` tokens; empty if no document fits.
 
-        If three of the longest documents fit, one at random. Otherwise those that leave the smallest gap: one or two
-        random ones, and the longest that fits next to them.
+        If `room` is at least three times the longest length, this is one random document. Otherwise several
+        combinations are tried (one or two random documents, and the longest that fits next to them), and the one that
+        leaves the smallest gap is returned.
         """
         if room >= 3 * self.longest > 0:
             return (self._draw(room) or self.longest,)
@@ -112,12 +114,12 @@ class _Pool:
         return chosen
 
     def _complete(self, chosen: tuple[int, ...], room: int) -> tuple[int, ...]:
-        """Add the longest document that fits next to the chosen ones."""
+        """Add the length of the longest document that fits next to the chosen ones, if there is one."""
         length = (self.available & ((2 << (room - sum(chosen))) - 1)).bit_length() - 1
         return chosen if length < 1 or len(self._documents[length]) <= chosen.count(length) else (*chosen, length)
 
     def _draw(self, room: int) -> int:
-        """Return the length of a random document that fits, or 0 if some attempts found none."""
+        """Return the length of a random document of at most `room` tokens, or 0 if a few random draws found none."""
         for _ in range(_ATTEMPTS):
             length: int = self._random[self._next]
             self._next = (self._next + 1) % len(self._random)

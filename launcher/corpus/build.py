@@ -93,9 +93,10 @@ def _make_split(
     advance: Advance,
     known: Hashes | None,
 ) -> tuple[dict[str, SplitAudit], Document | None, Hashes]:
-    """Build a split, and the validation split that is cut from it if none is given.
+    """Build a split; with `spec.cuts_validation`, a part of the training rows becomes the validation split.
 
-    Also returns the first document and the prompt hashes; `known` are those of the training documents.
+    Returns the statistics by split, the first document, and the prompt hashes of the documents. `known` are the prompt
+    hashes of the training documents, if they were built before.
     """
     end = spec.tokenizer.backend.token_to_id(spec.template.end_token)
     assert end is not None, "checked by make_template"
@@ -135,17 +136,17 @@ def _fill(
 
 
 def _is_large(source: Source) -> bool:
-    """Whether a source is large enough for several processes; the library of Hub datasets has its own threads."""
+    """Return whether a source is a file that is large enough for several worker processes; Hub datasets use threads."""
     return isinstance(source, FileSource) and source.path.stat().st_size > _MIN_PARALLEL_BYTES
 
 
 def is_cut_for_validation(prompt_hash: int) -> bool:
-    """Return whether a document belongs to the validation split that is cut from the training rows."""
+    """Return whether a training row with this prompt hash is held out for validation."""
     return prompt_hash < _VALIDATION_SHARE * 2**64
 
 
 def _divide(batch: TokenBatch, main: _SplitState, held_out: _SplitState) -> None:
-    """Split a batch by the hash of the prompt, so that a prompt is never in both splits."""
+    """Divide a batch between training and validation by the prompt's hash, so that no prompt is in both."""
     is_held_out = batch.prompt_hashes < np.uint64(_VALIDATION_SHARE * 2**64)
     count = int(is_held_out.sum())
     main.num_rows -= count
@@ -156,7 +157,7 @@ def _divide(batch: TokenBatch, main: _SplitState, held_out: _SplitState) -> None
 
 @dataclass(slots=True)
 class _Chunk:
-    """Consecutive tokenized rows, with their rejected rows and counts."""
+    """Consecutive rows of a source: the tokenized ones, the rejected ones, and their number."""
 
     num_rows: int = 0
     rejected: list[BadRow] = field(default_factory=list)
@@ -180,7 +181,7 @@ class _DocumentReader:
         self._weight, self._capacity = weighted.weight, spec.capacity
 
     def tokenize(self, encoder: TextEncoder) -> Iterator[_Chunk]:
-        """Tokenize in a thread while the next rows are rendered."""
+        """Yield tokenized rows; a thread tokenizes them while the next rows are rendered."""
         read = _Chunk()
         for batch in tokenize_documents(self._make(self._rows, read), encoder, self._capacity):
             chunk, read.num_rows, read.rejected = replace(read, batches=(batch,)), 0, []
@@ -188,7 +189,7 @@ class _DocumentReader:
         yield read
 
     def tokenize_in(self, num_workers: int, encoder: TextEncoder) -> Iterator[_Chunk]:
-        """Render and tokenize in processes."""
+        """Yield tokenized rows, which worker processes render and tokenize."""
 
         def work(rows: list[Row | BadRow]) -> _Chunk:
             chunk = _Chunk()

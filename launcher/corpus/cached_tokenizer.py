@@ -40,7 +40,7 @@ _MAX_CHARACTERS = 16_000_000
 
 
 class CachedTokenizer:
-    """Tokenizer that encodes each distinct piece of text once; texts are only split if that is known to be safe."""
+    """Tokenizer that caches the tokens of pieces of text; texts are only split if that provably changes no token."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -64,7 +64,7 @@ class CachedTokenizer:
         return [b"".join(map(tokens_of, parts)) for parts in pieces]
 
     def has_safe_borders(self, segments: Sequence[Segment]) -> bool:
-        """Return whether the segments can be encoded one by one with the tokens of the whole text."""
+        """Return whether encoding the segments one by one gives the same tokens as encoding the whole text."""
         return all(self._is_safe_border(left.text, right.text) for left, right in pairwise(segments))
 
     def _is_safe_border(self, left: str, right: str) -> bool:
@@ -102,7 +102,7 @@ def can_split_safely(tokenizer: Tokenizer) -> bool:
 
 
 def has_normalizer(tokenizer: Tokenizer) -> bool:
-    """Return whether a tokenizer changes texts before it splits them."""
+    """Return whether a tokenizer has a normalizer, which changes texts before they are tokenized."""
     state = _state(tokenizer.normalizer)
     return bool(state) and state.get("normalizers") != []
 

@@ -21,7 +21,7 @@ from launcher.corpus.template_sandbox import (
     compile_template,
     render_template,
 )
-from launcher.corpus.templates import Segment
+from launcher.corpus.templates import TOOLS_REASON, Segment
 from launcher.corpus.tokenizer import BaseTokenizer
 
 _QUESTION, _ANSWER = "How many?", "Forty-two."
@@ -34,7 +34,7 @@ _HINT = (
 
 @dataclass(frozen=True, slots=True)
 class _Rendered:
-    """A rendered conversation and the spans of its messages."""
+    """A rendered conversation, and the position of each message in its text."""
 
     text: str
     spans: dict[int, tuple[int, int]]
@@ -56,7 +56,7 @@ class TokenizerTemplate:
 
     @property
     def origin(self) -> str:
-        """Where the template comes from, for messages."""
+        """File or folder that the template comes from, for error messages."""
         return self.file or str(self.tokenizer.folder)
 
     @property
@@ -68,7 +68,8 @@ class TokenizerTemplate:
     def end_token(self) -> str:
         """The token that ends an answer; raises InputError if there is none.
 
-        It is the tokenizer's end token if the template closes every answer with it, otherwise the first added token.
+        It is the manifest's `end_token` if set. Otherwise it is the tokenizer's eos_token if the template writes it
+        after every answer, else the first added token that the template writes after an answer.
         """
         after, between = self._surroundings
         tokens, usual = self._added_tokens(after), self.tokenizer.end_of_text
@@ -86,7 +87,7 @@ class TokenizerTemplate:
 
     @property
     def turn_starts(self) -> list[str]:
-        """The added tokens that begin a turn."""
+        """The added tokens that the template writes at the start of a turn, such as <|im_start|>."""
         after, between = map(self._added_tokens, self._surroundings)
         following = between[1:]  # the first one ends the answer
         first = next((token for token in following if token not in after), following[-1] if following else None)
@@ -94,7 +95,7 @@ class TokenizerTemplate:
 
     @cached_property
     def controls(self) -> ControlTokens:
-        """Tokens that only the template writes."""
+        """The template's control tokens, such as <|im_end|>; in a row's fields they are ordinary text."""
         try:
             written = "".join(self._surroundings)
         except InputError:  # a template that renders nothing: its rows are rejected
@@ -131,11 +132,11 @@ class TokenizerTemplate:
         return with_prompt[self._count_shared(with_prompt, without) :]  # some write eos_token if there is no prompt
 
     def render_served_prompt(self, question: str) -> str:
-        """Return the prompt that a server makes of a question; rows may continue otherwise, as those of DeepSeek R1."""
+        """Return the prompt that servers render for a question; that of training rows may differ, as in DeepSeek R1."""
         return self._run(to_turns((Message("user", self.controls.escape_text(question)),)), prompt=True)
 
     def find_other_prompt(self) -> str | None:
-        """Return the end of the served prompt that rows do not have before an answer; None if they agree."""
+        """Return a server's prompt from where it differs from that of training rows; None if they are equal."""
         try:
             served = self.render_served_prompt(_QUESTION)
             first, *_ = self.render(Conversation((Message("user", _QUESTION), Message("assistant", _ANSWER))))
@@ -167,11 +168,11 @@ class TokenizerTemplate:
             raise InputError(f"{self.origin}: invalid chat template: {error}", hint=_HINT) from None
 
     def render(self, conversation: Conversation) -> tuple[Segment, ...]:
-        """Return the segments of a conversation."""
+        """Return a rendered conversation as segments of text with and without loss."""
         return tuple(piece for piece in self._pieces(self.controls.escape(conversation)) if piece.text)
 
     def _pieces(self, conversation: Conversation) -> Iterator[Segment]:
-        """Yield segments. An answer is trained from the end of its prompt to its end token."""
+        """Yield the segments of a conversation; an answer has loss from the end of its prompt through its end token."""
         turns, rendered = self._render_best(conversation)
         full, position = rendered.text, 0
         check_reasoning(conversation.messages, full)
@@ -201,9 +202,11 @@ class TokenizerTemplate:
     def _find_start(
         self, index: int, turns: list[dict[str, Any]], tools: Sequence[Json], rendered: _Rendered
     ) -> int | None:
-        """Return where an answer starts: after its prompt; if the prompt was rewritten, where its turn differs.
+        """Return the position at which an answer starts, or None if it cannot be found.
 
-        Thoughts and tool calls follow the prompt with which the template lets a model think.
+        It is the end of the prompt, rendered with thinking disabled or, if that prompt does not fit, with thinking as
+        the template sets it by default, as for answers with thoughts or tool calls. If neither prompt fits, it is the
+        first position at which the text changes with the answer.
         """
         full, (written, _) = rendered.text, rendered.spans.get(index, (None, 0))
         for thinks in (False, True) if "enable_thinking" in self.text else (False,):
@@ -227,7 +230,7 @@ class TokenizerTemplate:
         rendered: _Rendered,
         written: int,
     ) -> int:
-        """Return the first position that depends on the answer `index`; `written` if it cannot be determined."""
+        """Return the first position at which the text changes with the answer `index`; `written` if it is unknown."""
         full = rendered.text
         other = self._try([*turns[:index], {"role": "assistant", "content": _PROBE}, *turns[index + 1 :]], tools=tools)
         if other is None:
@@ -243,10 +246,11 @@ class TokenizerTemplate:
             return None
 
     def _find_other_end(self, full: str, start: int, written: int, following: int, alone: str) -> int:
-        """Return the position after the token that closes an answer without the end token, such as a tool call.
+        """Return where an answer ends that is not closed by the end token, such as a tool call.
 
-        It is the partner of the answer's first token, as in <|tool_call> ... <tool_call|>; or the last token of the
-        turn, if the conversation up to it (`alone`) is rendered in the same way; or the next token.
+        It is closed by the counterpart of its first token, as in <|tool_call> ... <tool_call|>. Without one, it is
+        closed by the last token that is also written if the conversation ends with this answer (`alone`), else by the
+        next token. If no token closes it, `written` is returned.
         """
         tokens = list(self.controls.pattern.finditer(full, written, following))
         opened = self.controls.pattern.search(full, start, written)
@@ -258,14 +262,14 @@ class TokenizerTemplate:
         return written if closing is None or closing[0] in self.turn_starts else closing.end()
 
     def _count_shared(self, one: str, other: str) -> int:
-        """Return the length of the common beginning of two texts, without a part of a control token."""
+        """Return the length of the common prefix of two texts, which never ends inside a control token."""
         pairs = enumerate(zip(one, other, strict=False))
         length = next((index for index, (a, b) in pairs if a != b), min(len(one), len(other)))
         tokens = self.controls.pattern.finditer(one)
         return next((token.start() for token in tokens if token.start() < length < token.end()), length)
 
     def _render_best(self, conversation: Conversation) -> tuple[list[dict[str, Any]], _Rendered]:
-        """Render a conversation; tool calls are passed in the form in which the template leaves nothing out."""
+        """Render a conversation, with tool calls in the first form of which the template leaves nothing out."""
         messages = conversation.messages
         if not conversation.tools and not any(m.tool_calls or m.role == "tool" for m in messages):
             rendered = self._render_marked(conversation, {})
@@ -276,7 +280,7 @@ class TokenizerTemplate:
             try:
                 rendered = self._render_marked(conversation, form)
             except TemplateRejectsError as error:
-                problem = problem or f"{error} (it has tools or tool calls)"
+                problem = problem or f"{error} ({TOOLS_REASON})"
                 continue
             is_complete = rendered.is_located and not rendered.missing and len(rendered.spans) == len(messages)
             if is_complete and not writes_python(messages, rendered.text):
@@ -314,7 +318,7 @@ class TokenizerTemplate:
         return _Rendered(full, spans, tuple(owner for number, owner in marks if not marks_of(number) <= found))
 
     def _explain(self, error: TemplateRejectsError, conversation: Conversation) -> TemplateRejectsError:
-        """Return a clearer error if the template takes no system message."""
+        """Return an error that says so if the template accepts no system message, otherwise the given error."""
         others = tuple(message for message in conversation.messages if message.role != "system")
         if len(others) == len(conversation.messages):
             return error
@@ -336,7 +340,7 @@ class TokenizerTemplate:
         except TemplateLimitError as error:
             raise InputError(f"{self.origin}: the chat template {error}", hint=_HINT) from None
         except Exception as error:  # untrusted code may raise anything
-            raise TemplateRejectsError(f"the chat template rejects it: {str(error)[:80]}") from None
+            raise TemplateRejectsError(f"the chat template rejects the messages: {str(error)[:80]}") from None
 
 
 def _get_letters(name: str) -> str:
@@ -346,9 +350,10 @@ def _get_letters(name: str) -> str:
 def make_tokenizer_template(
     tokenizer: BaseTokenizer, end_token: str | None = None, own: str | None = None, file: str = ""
 ) -> TokenizerTemplate:
-    """Return the chat template of a tokenizer, or the manifest's own chat template.
+    """Return the manifest's own chat template if `own` is its source, otherwise the tokenizer's.
 
-    Raises InputError if there is none, or no end token.
+    Raises InputError if the tokenizer has no chat template, or if neither the tokenizer nor the manifest names an end
+    token.
     """
     source = tokenizer.chat_template if own is None else own
     if source is None or (tokenizer.end_of_text is None and end_token is None):
@@ -361,7 +366,7 @@ def make_tokenizer_template(
 
 
 def check_own_template(source: str, file: str) -> None:
-    """Raise InputError if a template cannot be compiled within its limits."""
+    """Raise InputError if a chat template cannot be compiled, or exceeds the limits on time and memory."""
     problem = check_template(source)
     if not problem:
         try:

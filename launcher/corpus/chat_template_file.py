@@ -1,4 +1,4 @@
-"""The file of a manifest's own chat template."""
+"""Load the chat template file that a manifest names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages in the form in which chat templates take them, and checks that a rendered text contains all of them."""
+"""Convert messages to the dicts that chat templates take, and check that the rendered text contains all of them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def to_turns(
     text_arguments: bool = False,
     empty_is_null: bool = False,
 ) -> list[dict[str, Any]]:
-    """Return messages as chat templates take them. Arguments of tool calls are objects, for some templates text."""
+    """Return messages as dicts for a chat template; with `text_arguments`, arguments of tool calls are JSON text."""
     turns = []
     for index, message in enumerate(messages):
         content = join_context(message)
@@ -48,14 +48,14 @@ def to_turns(
 
 
 def writes_python(messages: Sequence[Message], full: str) -> bool:
-    """Return whether a template wrote arguments of a tool call as Python writes a dict, instead of JSON."""
+    """Return whether a template wrote the arguments of a tool call as the repr of a Python dict instead of JSON."""
     calls: list[Any] = [call for message in messages for call in message.tool_calls]
     every = [call["function"]["arguments"] for call in calls]
     return any(str(arguments) != to_json(arguments) and str(arguments) in full for arguments in every)
 
 
 def check_reasoning(messages: Sequence[Message], full: str) -> None:
-    """Raise TemplateRejectsError if a template drops the thoughts of the last answer; many drop earlier ones."""
+    """Raise TemplateRejectsError if a template drops the reasoning of the last answer; it may drop earlier ones."""
     last = next((message for message in reversed(messages) if message.role == "assistant"), None)
     if last is None:
         return

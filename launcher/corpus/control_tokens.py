@@ -36,7 +36,7 @@ class ControlTokens:
         return {name: f"{_OPEN}{index}{_CLOSE}" for index, name in enumerate(self.names)}
 
     def escape(self, conversation: Conversation) -> Conversation:
-        """Return a conversation whose texts contain no control token."""
+        """Return the conversation with the control tokens in its texts escaped."""
         messages = tuple(map(self._escape_message, conversation.messages))
         if conversation.tools:
             return Conversation(messages, tuple(map(self._escape_json, conversation.tools)))
@@ -61,7 +61,7 @@ class ControlTokens:
         return value
 
     def escape_text(self, text: str) -> str:
-        """Return a text without control tokens."""
+        """Return the text with its control tokens escaped."""
         return self.pattern.sub(lambda found: self._escapes[found[0]], text)
 
     def unescape(self, text: str) -> str:
@@ -72,19 +72,20 @@ class ControlTokens:
         return self.names[index] if index < len(self.names) else escape
 
     def rename(self, text: str, names: Mapping[str, str]) -> str:
-        """Rename the template's control tokens, and unescape the control tokens in fields."""
+        """Rename the control tokens that the template wrote, and unescape those that come from fields."""
         return self.unescape(self.pattern.sub(lambda found: names[found[0]], text))
 
 
 def has_escape(text: str) -> bool:
-    """Return whether a rendered text contains a control token of a field."""
+    """Return whether a rendered text contains an escaped control token, which comes from a field of the row."""
     return _OPEN in text
 
 
 def find_control_tokens(tokenizer: Tokenizer, written: str) -> ControlTokens:
-    """Return the special tokens of a tokenizer, and its other added tokens in a text that a template writes.
+    """Return a tokenizer's control tokens: its special tokens, and its other added tokens that `written` contains.
 
-    Words such as `user` are no control tokens, even if they were added.
+    `written` is text that a template writes around messages. Words such as `user` are no control tokens, even if they
+    are added tokens.
     """
     used = set(tokenizer.encode(written, add_special_tokens=False).ids)
     added = get_added_tokens(tokenizer).items()
@@ -99,7 +100,7 @@ def get_added_tokens(tokenizer: Tokenizer) -> dict[int, AddedToken]:
 
 
 def _make_regex(names: Iterable[str]) -> str:
-    """Return a regular expression for the longest of the names; as a trie, because there may be a thousand."""
+    """Return a regular expression that matches the longest possible name; a trie, because there may be a thousand."""
     branches: dict[str, list[str]] = {}
     for name in names:
         branches.setdefault(name[:1], []).append(name[1:])

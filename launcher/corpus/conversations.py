@@ -65,7 +65,7 @@ _CONTEXT_FIELDS = ("input", "context", "schema", "sql_context")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowReader:
-    """The fields of a row by role: `text`, `messages`, or question and answer."""
+    """Reads rows from the fields that hold a complete text, the messages of a chat, or question and answer."""
 
     text: RowText | None = None
     messages: str | None = None
@@ -77,7 +77,7 @@ class RowReader:
     system_prompt: str = ""  # of rows without a system message
 
     def read(self, row: Row) -> Content | BadRow:
-        """Convert a row; a BadRow says why it cannot be used."""
+        """Return the conversation or text of a row, or a BadRow with the reason why it cannot be used."""
         try:
             if self.text is not None:
                 return read_text(row.fields, self.text)
@@ -136,8 +136,8 @@ def make_row_reader(
 ) -> RowReader:
     """Return a reader for the mapped fields, or for the usual field names if there is no mapping.
 
-    `task` is the field that contains an object with an instruction, if any; `source` is the file name for messages, and
-    `hint` is added to their hint.
+    `task` is the field that contains an object with an instruction, if any; `source` names the file in errors, and
+    `hint` is added to their hints.
     """
     texts = _parse_mapping(mapping, fields, source, hint)
     answer = _first(_TASK_ANSWER_FIELDS, fields)
@@ -171,7 +171,7 @@ _KEYS = {"text": "text", "system": "system", "question": "instruction", "context
 
 
 def _parse_mapping(mapping: FieldMapping, fields: Sequence[str], source: str, hint: str) -> dict[str, Any]:
-    """Return the mapped texts by role; raises InputError with all fields that the rows do not have."""
+    """Return the fields or formats of the mapping by role; raises InputError for fields that the rows do not have."""
     texts: dict[str, Any] = {}
     problems = []
     named = {role: (key, getattr(mapping, key)) for role, key in _KEYS.items()}
@@ -196,7 +196,7 @@ def _parse_mapping(mapping: FieldMapping, fields: Sequence[str], source: str, hi
     complete = next((key for key in _COMPLETE if getattr(mapping, key)), "")
     for key in _COMPLETE.get(complete, ()):
         if getattr(mapping, key):
-            what = f"would not be read, because {complete} is the complete row: remove one of them"
+            what = f"would not be read, because {complete} maps the complete row: remove one of the two keys"
             problems.append(Problem(where=f"training.dataset.field_mapping.{key}", what=what))
     if problems:
         raise InputError(
@@ -228,7 +228,7 @@ def _first(names: Sequence[str], fields: Sequence[str]) -> str | None:
 
 
 def _read_question(fields: Mapping[str, Json], text: RowText, context: str) -> tuple[Message, ...]:
-    """Return a user message, or the messages of a chat up to the answer."""
+    """Return the question of a row: one user message, or several messages if the field holds a chat."""
     value = look_up(fields, text) if isinstance(text, str) else None
     if not is_chat(value):
         return (Message("user", read_text(fields, text), context),)
@@ -238,7 +238,7 @@ def _read_question(fields: Mapping[str, Json], text: RowText, context: str) -> t
 
 
 def _read_answer(fields: Mapping[str, Json], text: RowText, question: tuple[Message, ...]) -> tuple[Message, ...]:
-    """Return the answer; a chat that begins with the question, as in preference data, is read from there."""
+    """Return the answer; of a chat that repeats the question, as in preference data, only the messages after it."""
     value = look_up(fields, text) if isinstance(text, str) else None
     if is_chat(value) and get_role(value[0]) == "assistant":
         return _read_messages(value, str(text))
@@ -251,7 +251,7 @@ def _read_answer(fields: Mapping[str, Json], text: RowText, question: tuple[Mess
 
 
 def is_chat(value: Json) -> TypeGuard[list[Json]]:
-    """Return whether a value is a list of messages with any role names."""
+    """Return whether a value is a list of chat messages, whatever their roles are called."""
     return (
         isinstance(value, list)
         and bool(value)
@@ -261,7 +261,7 @@ def is_chat(value: Json) -> TypeGuard[list[Json]]:
 
 
 def get_role(turn: Json) -> Json:
-    """Return the role of a message by its usual name; unknown roles are returned unchanged."""
+    """Return the role of a message, with aliases such as `human` and `gpt` replaced; unknown roles stay unchanged."""
     role = turn.get("role", turn.get("from")) if isinstance(turn, dict) else None
     return _ROLE_ALIASES.get(role, role) if isinstance(role, str) else role
 
@@ -305,7 +305,7 @@ def _read_message(turn: Json) -> Message:
 
 
 def _read_is_trained(turn: Mapping[str, Json]) -> bool:
-    """Return whether a message is trained: `train` is false or true, `weight` 0 or 1, both are optional."""
+    """Return whether a message is trained, by its optional keys `train` (true or false) and `weight` (0 or 1)."""
     for key in ("train", "weight"):
         if (value := turn.get(key)) not in (None, 0, 1):  # False == 0
             raise UnusableRowError(f"{key} of a message is {ascii(value)[:20]}, neither true nor false")
@@ -326,7 +326,7 @@ def _read_tool_calls(turn: Mapping[str, Json], role: str) -> tuple[Json, ...]:
 
 
 def _read_tool_call(call: Json) -> Json:
-    """Return a tool call with its arguments as an object."""
+    """Return a tool call in OpenAI's form, with its arguments as an object, parsed if they are JSON text."""
     function = call.get("function", call) if isinstance(call, dict) else None
     if not isinstance(call, dict) or not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise UnusableRowError("a tool call has no function name", RowFault.TOOL_CALLS)
@@ -345,7 +345,7 @@ def _read_tools(value: Json) -> tuple[Json, ...]:
 
 
 def _parse_json(value: Json) -> Json:
-    """Parse a text that is JSON; OpenAI's API and tables store objects as text."""
+    """Parse JSON text, in which OpenAI's API and tables store objects; any other value is returned unchanged."""
     if not isinstance(value, str):
         return value
     try:

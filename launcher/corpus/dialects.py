@@ -1,4 +1,4 @@
-"""Already templated text: turns are located by the markers of the template that rendered it."""
+"""Locate the turns of already templated text by the markers of the template that rendered it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from launcher.corpus.templates import Segment, Template, merge_segments
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Dialect:
-    """Pattern of turns in text. `turn` has the groups role, content and close."""
+    """A format of templated text; the regular expression `turn` has the groups role, content and close."""
 
     name: str
     turn: re.Pattern[str]
@@ -58,7 +58,7 @@ _FIRST_TOKENS = re.compile(r"\A\s*(?:<[^<>\s]{1,40}>\s*)+")  # such as <s> or <|
 
 
 def find_dialect(text: str) -> Dialect | None:
-    """Return the dialect of a templated text; None if it has none."""
+    """Return the dialect whose turns a text contains; None if it is not templated."""
     return next((dialect for dialect in _DIALECTS if dialect.turn.search(text)), None)
 
 
@@ -72,7 +72,7 @@ def find_system(text: str) -> str:
 
 
 def cut_segments(text: str, dialect: Dialect, template: Template) -> tuple[Segment, ...] | None:
-    """Return the segments of a text, or None if it has no answer; another dialect is rendered by the template."""
+    """Return the segments of a templated text, or None without an answer; text of another dialect is rendered again."""
     if template.name not in dialect.templates:
         conversation = parse_conversation(text)
         return None if conversation is None else template.render(conversation)
@@ -130,7 +130,7 @@ def _join(*parts: str) -> str:
 
 
 def _find_preamble(text: str, dialect: Dialect) -> str:
-    """Return the text before Alpaca's headlines, where its template writes the system message."""
+    """Return the system message of Alpaca text, which is before the first heading; empty if there is none."""
     turn = dialect.turn.search(text)
     if turn is None or dialect.name != "alpaca":
         return ""

@@ -1,4 +1,4 @@
-"""Convert rows to documents: segments of text, trained or not, ready to be tokenized."""
+"""Convert rows to documents: segments of text with and without loss, ready to be tokenized."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from launcher.plan.model import DataPlan
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A row as segments of text."""
+    """A rendered row as segments of text with and without loss."""
 
     row: int
     segments: tuple[Segment, ...]
@@ -76,7 +76,7 @@ class DocumentBuilder:
         return tuple(Segment(unescape(segment.text), segment.is_trained) for segment in segments)
 
     def _train_all(self, content: Content, segments: tuple[Segment, ...]) -> tuple[Segment, ...]:
-        """Return segments that train everything except the answers that a row excludes."""
+        """Return segments with loss on everything except the answers that a row excludes with `train` or `weight`."""
         if isinstance(content, Conversation) and not all(message.is_trained for message in content.messages):
             messages = tuple(replace(message, is_trained=not message.is_trained) for message in content.messages)
             excluded = self.template.render(replace(content, messages=messages))
@@ -115,7 +115,8 @@ def _count_untrained(content: Content, segments: tuple[Segment, ...]) -> int:
 def _hash_prompt(content: Content, segments: tuple[Segment, ...], system_prompt: str) -> int:
     """Return the hash of a row's prompt, or of its text if it has no prompt.
 
-    It does not depend on the template, the dataset's system prompt, or what is trained: the same rows are held out.
+    It does not depend on the template, the dataset's system prompt, or what is trained, so that changing them holds out
+    the same rows.
     """
     if isinstance(content, Conversation):
         asked = tuple(takewhile(lambda message: message.role != "assistant", content.messages)) or content.messages
@@ -134,10 +135,10 @@ def _hash_prompt(content: Content, segments: tuple[Segment, ...], system_prompt:
 def make_template(
     name: str, tokenizer: BaseTokenizer, end_token: str | None = None, own: str | None = None, file: str = ""
 ) -> Template:
-    """Return a template by name; raises InputError if the base cannot learn its end token.
+    """Return a template by name; raises InputError if its end token does not suit the tokenizer or the base model.
 
-    `end_token` is the manifest's choice, if the files of the base disagree about the end; `own` is the source of the
-    manifest's own chat template, and `file` its file.
+    `end_token` is the manifest's choice, for bases whose files name different end tokens. `own` is the source of the
+    manifest's own chat template, and `file` its name.
     """
     if own is not None:
         template: Template = make_tokenizer_template(tokenizer, end_token, own, file)
@@ -148,7 +149,7 @@ def make_template(
 
 
 def make_planned_template(data: DataPlan, tokenizer: BaseTokenizer) -> Template:
-    """Return the template of a plan."""
+    """Return the prompt template that a plan names."""
     file = data.chat_template_file or ""
     return make_template(data.prompt_template, tokenizer, data.end_token, data.chat_template, file)
 

@@ -1,4 +1,4 @@
-"""The end of an answer: what the files of a base say about it, and whether they agree with the template."""
+"""The end token of answers: which ones the base model's files name, and whether the template agrees with them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TURN_START = re.compile(
 
 
 def find_published_ends(tokenizer: BaseTokenizer) -> dict[str, list[int]]:
-    """Return the end tokens of config.json and generation_config.json by file; a file without any is left out."""
+    """Return the eos_token_id values of config.json and generation_config.json; a file without any is left out."""
     ends = {}
     for file in _CONFIGS:
         config = tokenizer.load_json(file)
@@ -32,7 +32,7 @@ def find_published_ends(tokenizer: BaseTokenizer) -> dict[str, list[int]]:
 
 
 def collect_end_ids(tokenizer: BaseTokenizer, end_token: str) -> list[int]:
-    """Return the tokens at which generation stops: the template's, the tokenizer's and the published ones."""
+    """Return the token ids at which generation stops: those of the template, the tokenizer and the base's configs."""
     names = (end_token, tokenizer.end_of_text)
     ids = [tokenizer.backend.token_to_id(name) for name in names if name is not None]
     published = (token for tokens in find_published_ends(tokenizer).values() for token in tokens)
@@ -41,12 +41,12 @@ def collect_end_ids(tokenizer: BaseTokenizer, end_token: str) -> list[int]:
 
 
 def check_end_token(template: Template, tokenizer: BaseTokenizer, requested: str | None) -> None:
-    """Raise InputError if answers would end with several tokens, with the start of a turn, or where no server stops."""
+    """Raise InputError if answers would end with several tokens, a turn's first token, or where no server stops."""
     end = template.end_token
     if requested is not None and requested != end:
         raise InputError(
             f"base_models[0].end_token is {requested!r}, but the template {template.name} ends answers with {end!r}",
-            hint="remove end_token, or use prompt_template alpaca, which ends answers with it",
+            hint="remove end_token, or use prompt_template alpaca, which ends answers with your end_token",
         )
     if tokenizer.backend.encode(end, add_special_tokens=False).ids != [tokenizer.backend.token_to_id(end)]:
         raise InputError(
@@ -72,7 +72,7 @@ def check_end_token(template: Template, tokenizer: BaseTokenizer, requested: str
 
 
 def note_disagreement(template: Template, tokenizer: BaseTokenizer) -> tuple[str, ...]:
-    """Return a note if the base publishes other end tokens than the one that is trained."""
+    """Return a note if the base model's files and the template disagree about the end token, otherwise nothing."""
     end = template.end_token
     names = _name_ends(tokenizer)
     known = {name for file in _CONFIGS for name in names.get(file, ())} or {tokenizer.end_of_text or end}
@@ -81,14 +81,14 @@ def note_disagreement(template: Template, tokenizer: BaseTokenizer) -> tuple[str
         return ()
     said = "; ".join(f"{file}: {', '.join(tokens)}" for file, tokens in names.items())
     return (
-        f"the base's files and the template name different end tokens ({said}). Answers are trained to end with {end}, "
-        f"as in the template {template.name}; generation and exports stop at all of them. base_models[0].end_token "
-        "sets another",
+        f"the base model's files and the template disagree about the end token ({said}). Answers are trained to end "
+        f"with {end}, the end token of the template {template.name}; generation and exports stop at any of these "
+        "tokens. base_models[0].end_token chooses another one",
     )
 
 
 def note_other_prompt(template: Template) -> tuple[str, ...]:
-    """Return a note if servers end the prompt in another way than the rows of the training."""
+    """Return a note if a server's prompt ends differently from the prompt of training rows, otherwise nothing."""
     other = template.find_other_prompt() if isinstance(template, TokenizerTemplate) else None
     if not other:
         return ()
@@ -118,13 +118,13 @@ def _list_ends(tokenizer: BaseTokenizer) -> tuple[Problem, ...]:
 
 
 def _suggest(tokenizer: BaseTokenizer) -> str:
-    """Return the end token of the configs, or a placeholder."""
+    """Return the end token to suggest in a hint: the one in the base model's configs, or a placeholder."""
     names = _name_ends(tokenizer)
     return next((names[file][0] for file in _CONFIGS if file in names), "TOKEN")
 
 
 def _name_ends(tokenizer: BaseTokenizer) -> dict[str, list[str]]:
-    """Return the end tokens that the files of the base name, by file."""
+    """Return the end tokens that each file of the base model names, as text."""
     name_of = tokenizer.backend.id_to_token
     names = {
         file: [name_of(token) or f"id {token}, not in the tokenizer" for token in tokens]

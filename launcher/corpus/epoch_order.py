@@ -13,7 +13,7 @@ _REPLACES_EPOCH_0 = 1 << 33  # of seed 0
 
 
 def make_epoch_order(num_packs: int, seed: int, epoch: int) -> Order:
-    """Return a permutation by Philox keyed with (seed, epoch), which is the same on every machine."""
+    """Return the order of packs in an epoch: a Philox permutation keyed with (seed, epoch), equal on every machine."""
     # bin_packing.py shuffles the packs by the key (0, 0). The same key would restore their order: long documents first.
     key = [seed, epoch] if seed or epoch else [0, _REPLACES_EPOCH_0]
     return np.random.Generator(np.random.Philox(key=key)).permutation(num_packs)

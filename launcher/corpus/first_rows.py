@@ -1,4 +1,4 @@
-"""The first rows of a dataset: which fields they have, how they are read, and how many rows of which length follow."""
+"""Read the first rows of a dataset, to find its fields and to estimate the number and length of all rows."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _MAX_JSON_BYTES = 200_000_000  # a JSON list is read completely
 
 
 def peek_rows(rows: Iterator[Row | BadRow], mapping: FieldMapping, count: int = _PEEKED_ROWS) -> list[Row | BadRow]:
-    """Take the first rows, and more until every mapped field has occurred."""
+    """Return the first `count` rows, and more rows until every field of the field mapping has occurred."""
     peeked: list[Row | BadRow] = []
     fields: set[str] = set()
     values = [value for value in mapping.model_dump().values() if isinstance(value, str)]
@@ -81,7 +81,7 @@ def make_source_reader(
 def check_first_rows(dataset: Dataset, folder: Path, *, reads_values: bool = False) -> tuple[str, ...]:
     """Check the first rows of every local file and return notes; raises InputError if they do not fit the manifest.
 
-    `reads_values` also reads the texts of the rows, as the preparation does.
+    With `reads_values`, the rows are also converted to conversations, as in preparation.
     """
     missing = find_missing_files(dataset, folder)
     notes = [f"{key}: {path} does not exist, so its rows were not checked" for key, path in missing.items()]
@@ -118,7 +118,7 @@ def _check_file(dataset: Dataset, key: str, path: Path, reads_values: bool) -> I
 
 
 def find_missing_files(dataset: Dataset, folder: Path) -> dict[str, Path]:
-    """Return the files of the manifest that do not exist, by key; what may be a dataset on the Hub is not a file."""
+    """Return the files that a manifest names and that do not exist, by key; none if its dataset is on the Hub."""
     if "huggingface" in (dataset.format, dataset.type):
         return {}
     return {key: folder / path for key, path in _list_paths(dataset) if not _is_file(folder / path)}
@@ -153,12 +153,12 @@ def _list_paths(dataset: Dataset) -> Iterator[tuple[str, str]]:
 
 
 def is_too_large(source: FileSource) -> bool:
-    """Return whether a file would have to be read completely, and is large."""
+    """Return whether a source is a JSON list of more than 200 MB, which can only be read completely."""
     return source.format == "json" and source.path.stat().st_size > _MAX_JSON_BYTES
 
 
 def probe_rows(dataset: Dataset, folder: Path) -> RowEstimate:
-    """Return number and length of the rows of the local file if it exists, otherwise those that the manifest states."""
+    """Estimate number and length of the training rows from the local file, or from the manifest if there is none."""
     found = _probe_file(dataset, folder / dataset.path, dataset.format) if dataset.path else None
     rows = estimate_without_rows(dataset) if found is None else found
     path = Path(dataset.path or "")
@@ -169,14 +169,14 @@ def probe_rows(dataset: Dataset, folder: Path) -> RowEstimate:
 
 
 def probe_sample(dataset: Dataset, folder: Path) -> RowEstimate:
-    """Return the estimate for the sample of the smoke profile, in the manifest's folder."""
+    """Estimate number and length of the rows in the smoke profile's sample, in the manifest's folder."""
     return _probe_file(dataset, folder / SAMPLE_TRAIN, "jsonl") or RowEstimate(
         num_rows=None, mean_tokens=ASSUMED_MEAN_TOKENS, count_basis=f"{SAMPLE_TRAIN} does not exist yet"
     )
 
 
 def _probe_file(dataset: Dataset, file: Path, format_name: str | None) -> RowEstimate | None:
-    """Return the estimate from the first rows and the file size, or None if the file does not exist."""
+    """Estimate number and length of a file's rows from its size and first rows; None if it is missing or too large."""
     try:
         if not file.is_file():
             return None
@@ -211,7 +211,7 @@ def _probe_file(dataset: Dataset, file: Path, format_name: str | None) -> RowEst
 
 
 def _count_bytes(row: Row, columns: set[str]) -> int:
-    """Return the bytes of a row as a line of JSON, without fields that are not used."""
+    """Return the size in bytes of a row as a line of JSON that has only the fields in `columns`."""
     used = {name: value for name in columns if (value := look_up(row.fields, name)) is not None}
     return len(json.dumps(used, ensure_ascii=False, default=str).encode(errors="replace")) + 1
 
@@ -225,7 +225,7 @@ def _describe_count(num_rows: int, is_exact: bool, max_rows: int | None) -> str:
 def count_rows(
     source: FileSource, peeked: Sequence[Row | BadRow], rest: Iterator[Row | BadRow], max_rows: int | None = None
 ) -> tuple[int, bool]:
-    """Return the number of rows, and whether it is exact or derived from the bytes of the first rows."""
+    """Return the number of rows, and whether it is exact; otherwise it is estimated from the size of the first rows."""
     num_rows, is_exact = _count_all(source, peeked, rest)
     return (num_rows, is_exact) if max_rows is None or num_rows < max_rows else (max_rows, True)
 

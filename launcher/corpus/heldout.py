@@ -46,7 +46,7 @@ def load_held_out_rows(
     """Load test rows, or validation rows if there is no test split.
 
     `limit` selects the rows with the smallest hashes, a subset that is stable when rows are added or reordered. `among`
-    reads only the first rows of each source.
+    is the number of held-out rows that are read from each source.
     """
     for name in (split,) if split is not None else ("test", "validation"):
         sources = _get_sources(spec, name)
@@ -102,7 +102,7 @@ def _read(spec: PreparationSpec, weighted: WeightedSource, split: Split) -> Iter
 
 
 def extract_question(builder: DocumentBuilder, row: Row, document: Document) -> ReferenceRow:
-    """Return the first answer of a row, and the user message before it; the full prompt if there is none."""
+    """Return a row's first answer, and the user message before it, or the full prompt if there is no such message."""
     content = builder.reader.read(row)
     assert not isinstance(content, BadRow), "the document was made from it"
     conversation = content if isinstance(content, Conversation) else parse_conversation(content)

@@ -42,7 +42,7 @@ class CachedDataset:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoreEntry:
-    """A prepared store, or what is left of one."""
+    """A folder of prepared data, complete or left by an interrupted preparation, with its state."""
 
     folder: Path
     expert: str
@@ -63,7 +63,7 @@ class StoreEntry:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CurrentKeys:
-    """Keys of the data that an expert's manifest would prepare now, in each profile."""
+    """Keys of the prepared data that an expert's manifest needs now, for all profiles."""
 
     keys: frozenset[str]
     is_complete: bool  # False: unknown for some profile (no tokenizer or data on this machine)
@@ -106,7 +106,7 @@ def _dataset_name(folder: Path) -> str | None:
 
 
 def measure_folder(folder: Path) -> int:
-    """Return the size in bytes; symbolic links, as in the hub's snapshots, are not counted."""
+    """Return the size of a folder in bytes; symbolic links, as in the hub's snapshots, are not counted."""
     total = 0
     for root, _, names in os.walk(folder):
         for name in names:
@@ -117,7 +117,7 @@ def measure_folder(folder: Path) -> int:
 
 
 def list_stores(roots: Iterable[Path], current_keys: Mapping[str, CurrentKeys]) -> list[StoreEntry]:
-    """List the stores that this program made in some folders, with their state; `current_keys` is by expert."""
+    """List the stores of prepared data in `roots` with their state; `current_keys` has the keys in use, by expert."""
     entries = []
     for root in {root.resolve(): root for root in reversed(list(roots))}.values():
         for folder in _list_folder(root):
@@ -161,7 +161,7 @@ def _find_state(root: Path, folder: Path, current_keys: Mapping[str, CurrentKeys
 
 
 def _is_of_older_version(parts: Mapping[str, str]) -> bool:
-    """Whether no manifest of this version can use a store with these inputs of its key."""
+    """Return whether the inputs of a store's key name an older version of the packing or preparation rules."""
     versions = {"packer": PACKER_VERSION, "rules": RULES_VERSION}
     return any(parts[name].isdecimal() and int(parts[name]) < now for name, now in versions.items() if name in parts)
 
@@ -203,7 +203,9 @@ def move_store(entry: StoreEntry, old_dir: Path, data_dir: Path) -> Path:
     root = data_dir / os.path.relpath(entry.folder.parent, old_dir)
     target = get_store_dir(root, manifest.key)
     if target.exists():
-        raise InputError(f"{target} exists already", hint="delete stale stores with `launcher data --prune`")
+        raise InputError(
+            f"{target} already exists: nothing was moved", hint="delete stale stores with `launcher data --prune`"
+        )
     scratch = root / f".{target.name}.making-{os.getpid()}"
     try:
         root.mkdir(parents=True, exist_ok=True)

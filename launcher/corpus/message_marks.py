@@ -1,4 +1,4 @@
-"""Marks around the texts of messages, by which they are found again in a rendered conversation."""
+"""Marks around the texts of messages, which locate these texts in a rendered conversation."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ MARK = re.compile("⦅([0-9]+)([<>])⦆")  # printable, so that no way of writin
 
 
 def marks_of(number: int) -> set[str]:
-    """Return the marks before and after a text."""
+    """Return the two marks with this number: the one before a text and the one after it."""
     return {f"⦅{number}<⦆", f"⦅{number}>⦆"}
 
 
 @dataclass(slots=True)
 class Marker:
-    """Puts marks around texts and counts them; `owners` are the messages that the marks belong to."""
+    """Puts numbered marks around texts; `owners` has the message index of each number, or -1 for a tool."""
 
     owners: list[int] = field(default_factory=list)
 
     def mark(self, text: str, owner: int) -> str:
-        """Mark a text without outer blanks, which templates may strip, and without thoughts, which they may drop."""
+        """Put marks around a text, but not around outer whitespace and thoughts, which templates may drop."""
         thoughts = text.rfind("</think>") + len("</think>") if "</think>" in text else 0
         core = text[thoughts:].strip()
         if not core:
@@ -48,7 +48,7 @@ class Marker:
         return value
 
     def mark_tool(self, tool: Any) -> Json:
-        """Mark the name of a tool; templates may look at the rest of its definition."""
+        """Put marks around the name of a tool only, because templates may test other values of its definition."""
         if isinstance(tool.get("function"), dict):
             return {**tool, "function": self.mark_tool(tool["function"])}
         return {**tool, "name": self.mark(tool["name"], -1)} if isinstance(tool.get("name"), str) else tool

@@ -81,7 +81,7 @@ def _make_batch(
 
 
 def _view(array: pa.Array) -> npt.NDArray[Any]:
-    """Return a NumPy view; `to_numpy` would import pandas."""
+    """Return a NumPy view of an Arrow array, without `to_numpy`, which would import pandas."""
     view: npt.NDArray[Any] = np.from_dlpack(array)
     return view
 
@@ -91,7 +91,7 @@ def _join(arrays: list[pa.Array]) -> npt.NDArray[np.int64]:
 
 
 class PackFile:
-    """A split, open for reading: `file[i]` is pack i, with arrays that are views of the memory map."""
+    """The packs of a split, open for reading: `file[i]` is pack i, whose arrays are views of the memory map."""
 
     def __init__(self, path: Path) -> None:
         self._source = pa.memory_map(str(path))
@@ -116,7 +116,7 @@ class PackFile:
         return (self[index] for index in range(len(self)))
 
     def column(self, name: str) -> npt.NDArray[np.int64]:
-        """Return `num_trained` or `sum_squares` of all packs."""
+        """Return the column `num_trained` or `sum_squares`, with one value per pack."""
         return _join([batch.column(name) for batch in self._batches])
 
     def count(self, name: str) -> npt.NDArray[np.int64]:

@@ -29,7 +29,7 @@ Report = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A store, and whether it was built now."""
+    """A store of prepared data, and whether it existed before or was built now."""
 
     store: Store
     was_cached: bool
@@ -38,7 +38,7 @@ class Prepared:
 
 
 def prepare(spec: PreparationSpec, report: Report, advance: Advance) -> Prepared:
-    """Return the store of a spec. Of two concurrent processes, one builds it and the other waits."""
+    """Return the store of a spec, built if missing. Of two concurrent processes, one builds it and the other waits."""
     parts = spec.key_parts()
     key = make_key(parts)
     store = find_store(spec.root, key)

@@ -1,4 +1,4 @@
-"""Number of sequences of an epoch, for the plan: from prepared data, or from the first rows."""
+"""Count the sequences per epoch for the plan, in prepared data or by an estimate from the first rows."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ _MARKER = re.compile(r"<[^<>\s]{1,40}>")  # such as <|im_end|>: one token
 
 
 def refine_estimate(rows: RowEstimate, plan: Plan, folder: Path, search: tuple[Path, ...]) -> RowEstimate:
-    """Return the estimate with the sequences of an epoch, counted in the prepared data or in the tokenized first rows.
+    """Return the estimate with the number of sequences per epoch, from prepared data or the tokenized first rows.
 
-    Where the tokenizer is not on this machine, tokens are estimated by the characters of the rendered rows. Nothing is
-    downloaded or written; what cannot be read is left as it is, and reported by the preparation.
+    If the tokenizer is not on this machine, tokens are estimated from the bytes of the rendered rows. Nothing is
+    downloaded or written. If rows cannot be read, the estimate stays unchanged; the preparation reports the error.
     """
     tokenizer = find_tokenizer(plan.base.name, search)
     if tokenizer is None and plan.random_weights:
@@ -65,7 +65,7 @@ def _make_spec(plan: Plan, folder: Path, tokenizer: BaseTokenizer | None) -> Pre
 
 
 def _find_prepared(spec: PreparationSpec) -> Store | None:
-    """Return the prepared data of a spec, without verifying its files."""
+    """Return the prepared data of a spec without verifying its files; None if there is none."""
     files = [s.source.path for s in (*spec.train, *spec.validation, *spec.test) if isinstance(s.source, FileSource)]
     stores = find_stores(spec.root)
     if not stores or any(f.stat().st_size > _MAX_HASHED_BYTES and not is_hash_cached(f, spec.root) for f in files):
@@ -93,7 +93,7 @@ def _use_store(rows: RowEstimate, store: Store) -> RowEstimate:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _SourceSample:
-    """Documents of the first rows of a source, and the factor from these rows to all rows of the source."""
+    """Documents of the first rows of a source, and the ratio of all rows of the source to these."""
 
     documents: Sequence[Document]
     num_rows: int
@@ -169,7 +169,7 @@ def _read_sample(spec: PreparationSpec, weighted: WeightedSource, known: int | N
 def _count_tokens(
     documents: Sequence[Document], spec: PreparationSpec, tokenizer: BaseTokenizer | None
 ) -> tuple[Lengths, float]:
-    """Return the tokens of each document that has trained ones, after truncation, and the number of trained tokens."""
+    """Return the lengths of the truncated documents with trained tokens, and the total number of trained tokens."""
     if tokenizer is None:
         guessed = np.fromiter(map(guess_tokens, documents), dtype=np.int32)
         prompts = np.fromiter((guess_tokens(document, is_trained=False) for document in documents), dtype=np.int32)
@@ -184,9 +184,9 @@ def _count_tokens(
 
 
 def guess_tokens(document: Document, *, is_trained: bool | None = None) -> int:
-    """Return the estimated tokens of a document: by bytes, but one for a marker such as <|im_end|>.
+    """Estimate the tokens of a document from its bytes, with one token per marker such as <|im_end|>.
 
-    Of all text, or of the trained or untrained text only.
+    `is_trained` limits this to the text with loss (True) or without loss (False).
     """
     parts = (segment for segment in document.segments if is_trained in (None, segment.is_trained))
     text = "".join(segment.text for segment in parts)
@@ -202,7 +202,7 @@ def _count_sequences(lengths: Lengths, spec: PreparationSpec) -> int:
 
 
 def _count_validation_rows(spec: PreparationSpec) -> int | None:
-    """Return the rows of the validation files; None if there are none."""
+    """Return the number of rows in the validation files; None if there are no such files."""
     num_rows = 0
     for weighted in spec.validation:
         assert isinstance(weighted.source, FileSource)

@@ -39,7 +39,7 @@ class RowFormat:
         return self.parts[1::2]
 
     def fill(self, values: Mapping[str, str]) -> str:
-        """Return the format filled with these values; empty if all values are empty."""
+        """Return the format with each field replaced by its value; empty if all values are empty."""
         if not any(values[name].strip() for name in self.columns):
             return ""
         return "".join(values[part] if index % 2 else part for index, part in enumerate(self.parts))
@@ -72,7 +72,7 @@ def parse_row_text(source: str, columns: Iterable[str]) -> RowText:
 
 
 def list_columns(text: RowText) -> tuple[str, ...]:
-    """Return the fields that a text is made of."""
+    """Return the fields that a field name or format reads."""
     return text.columns if isinstance(text, RowFormat) else (text,)
 
 
@@ -85,7 +85,7 @@ def find_missing_fields(text: RowText, fields: Sequence[str]) -> Iterator[str]:
 
 
 def list_fields(rows: Sequence[Row]) -> list[str]:
-    """Return the names of all fields; those inside objects, and the first entries of lists, with dots."""
+    """Return the names of all fields; nested ones as `meta.title`, and the first entry of a list as `tags.0`."""
     names: dict[str, None] = {}
     for row in rows:
         if len(names) < _MAX_COLUMNS:
@@ -122,7 +122,7 @@ def look_up(fields: Mapping[str, Json], name: str) -> Json:
 
 
 def read_text(fields: Mapping[str, Json], text: RowText) -> str:
-    """Return a text of a row; raises UnusableRowError if it is empty."""
+    """Return the text of a field or format in a row; raises UnusableRowError if it is empty."""
     value = read_optional_text(fields, text)
     if not value.strip():
         is_there = any(name in fields or look_up(fields, name) is not None for name in list_columns(text))
@@ -131,7 +131,7 @@ def read_text(fields: Mapping[str, Json], text: RowText) -> str:
 
 
 def read_optional_text(fields: Mapping[str, Json], text: RowText | None) -> str:
-    """Return a text of a row; a missing or empty value is an empty text."""
+    """Return the text of a field or format in a row; empty if the value is missing."""
     if text is None:
         return ""
     if isinstance(text, RowFormat):
@@ -153,21 +153,21 @@ def _format_value(value: Json | Decimal, name: str) -> str:
     if not isinstance(value, str):
         raise UnusableRowError(f"{name} is of type {type(value).__name__}, not text")
     if not is_encodable(value):
-        raise UnusableRowError("contains a lone surrogate")
+        raise UnusableRowError("a value contains a lone surrogate")
     return value
 
 
 def is_missing(value: object) -> bool:
-    """Return whether a field is empty: tables write NaN for a missing value."""
+    """Return whether a value is missing: None, or NaN, which tables write instead."""
     return value is None or (isinstance(value, float) and math.isnan(value))
 
 
 def _format_other(value: object) -> str | float:
-    """Format a value that JSON does not have: decimals and dates of Parquet, but no bytes."""
+    """Convert a Parquet value that JSON has no type for, such as a date; raises UnusableRowError for bytes."""
     if isinstance(value, Decimal):
         return float(value)
     if isinstance(value, bytes | bytearray | memoryview):
-        raise UnusableRowError("contains bytes, which are not text")
+        raise UnusableRowError("a value contains bytes, which are not text")
     return str(value)
 
 

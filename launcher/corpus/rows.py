@@ -24,7 +24,7 @@ class Row:
 
 
 class RowFault(StrEnum):
-    """Reasons why a row cannot be used, if other code distinguishes them."""
+    """Kinds of reasons why a row cannot be used, for code that has to distinguish them."""
 
     UNKNOWN_ROLE = "unknown role"
     TOOL_CALLS = "tool calls"  # in place of text
@@ -50,7 +50,7 @@ class Rejections:
     faults: set[RowFault] = field(default_factory=set)
 
     def add(self, row: BadRow) -> None:
-        """Count a row."""
+        """Count an unusable row under its reason."""
         reason = row.reason if row.reason in self.counts or len(self.counts) < _MAX_REASONS else _OTHER_REASONS
         self.faults.add(row.fault)
         self.counts[reason] = self.counts.get(reason, 0) + 1

@@ -66,7 +66,7 @@ class FileSource:
         return str(self.path)
 
     def read(self, repeated: Counter[str] | None = None) -> Iterator[Row | BadRow]:
-        """Yield rows. `repeated` counts duplicate keys of JSON objects, which is slower."""
+        """Yield rows. If `repeated` is given, duplicate keys of JSON objects are counted in it, which is slower."""
         readers: dict[Format, Callable[[], Iterator[Row | BadRow]]] = {
             "jsonl": lambda: _read_jsonl(self.path, repeated),
             "json": lambda: _read_json(self.path, repeated),
@@ -101,7 +101,7 @@ class HubSource:
 
     @property
     def fingerprint(self) -> str:
-        """Fingerprint of the files by `datasets`, or the commit if they are streamed."""
+        """Fingerprint that `datasets` gives the data, or the commit on the Hub if rows are streamed."""
         if not self.streaming:
             return str(self.load()._fingerprint)
         from huggingface_hub import HfApi
@@ -141,15 +141,20 @@ Source = FileSource | HubSource
 
 
 class ManifestKeyHintError(InputError):
-    """InputError whose hint names manifest keys, which does not help before there is a manifest."""
+    """InputError whose hint names manifest keys; callers that have no manifest yet replace the hint."""
 
 
 def make_file_source(path: Path, format_name: str | None) -> FileSource:
     """Return a local file as a source; its format is given by the manifest or the file name."""
     try:
         if path.is_dir():
-            inside = ", ".join(_data_files(path)) or "it has none"
-            raise InputError(f"{path} is a directory; choose a file in it: {inside}")
+            inside = ", ".join(_data_files(path))
+            advice = (
+                f"choose a file in it: {inside}"
+                if inside
+                else f"it has no file with a suffix of {', '.join(_SUFFIXES)}"
+            )
+            raise InputError(f"{path} is a directory; {advice}")
         if not path.exists():
             raise _missing(path)
         if not path.is_file():
@@ -170,7 +175,7 @@ def make_file_source(path: Path, format_name: str | None) -> FileSource:
 
 
 def make_task_source(path: Path, format_name: str) -> FileSource:
-    """Return a file of a `multi_task` dataset; the task's format counts if the file name does not show it."""
+    """Return a file of a `multi_task` dataset as a source; its format is that of the file name, else `format_name`."""
     return make_file_source(path, None if format_by_name(path) else format_name)
 
 
@@ -242,7 +247,7 @@ def _parse(raw: bytes, repeated: Counter[str] | None) -> Json:
 
 
 def _format_json_error(error: ValueError) -> str:
-    """Return the message without its position, which is reported with the row."""
+    """Return the message of a JSON error without the position, because the row's number is reported with it."""
     if not isinstance(error, json.JSONDecodeError):
         return "a number with too many digits"
     message = error.msg.removesuffix(" at").removesuffix(" starting")
@@ -305,7 +310,7 @@ def _read_csv(path: Path) -> Iterator[Row | BadRow]:
 
 
 def _find_other_encoding(path: Path) -> int:
-    """Return the first line that is not UTF-8; the decoder of a text file reads ahead."""
+    """Return the number of the first line that is not UTF-8, which the decoder does not know because it reads ahead."""
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             try:
@@ -316,7 +321,7 @@ def _find_other_encoding(path: Path) -> int:
 
 
 def find_delimiter(path: Path) -> str:
-    """Return the separator of a CSV file's cells: the one that cuts most of the first rows like the header."""
+    """Return the separator of a CSV file: the one that gives most of the first rows as many cells as the header."""
     matches = {mark: _count_like_header(path, mark) for mark in ",\t;"}
     return max(matches, key=lambda mark: matches[mark])  # of equal ones the first: the comma
 
@@ -333,7 +338,7 @@ def _count_like_header(path: Path, mark: str) -> int:
 
 
 def _read_header(reader: Iterator[list[str]]) -> list[str]:
-    """Return the column names, after empty lines and Excel's line `sep=;`."""
+    """Return the column names of a CSV file, without empty lines and Excel's line `sep=;` before them."""
     return next((cells for cells in reader if cells and cells[0] != "sep="), [])
 
 
@@ -370,7 +375,7 @@ def _read_parquet(path: Path) -> Iterator[Row | BadRow]:
 def _remove_padding(fields: dict[str, Json]) -> dict[str, Json]:
     """Remove keys without a value from tools and messages with tool calls.
 
-    In a table, the arguments of every call have the keys of all functions.
+    In Parquet, the arguments of every call have the keys of all functions, with null for those that it does not use.
     """
 
     def has_tools(name: str, value: Json) -> bool:

@@ -44,7 +44,7 @@ class WeightedSource:
         return f"*{self.weight:g}" + (f"[:{self.max_rows}]" if self.max_rows is not None else "")
 
     def read(self) -> Iterator[Row | BadRow]:
-        """Read the rows that may be used, before the selection by hash."""
+        """Yield the first `max_rows` rows of the source; `weight` is applied later, by hash."""
         return islice(self.source.read(), self.max_rows)
 
 
@@ -90,7 +90,7 @@ class PreparationSpec:
 
 
 def make_preparation_spec(plan: Plan, folder: Path, tokenizer: BaseTokenizer) -> PreparationSpec:
-    """Return the specification of a plan; relative paths start at `folder`, the manifest's."""
+    """Return the specification of the data of a plan; `folder` is the manifest's, to which paths are relative."""
     data = plan.data
     if plan.profile == "smoke" and data.path == SAMPLE_TRAIN and not (folder / SAMPLE_TRAIN).is_file():
         raise InputError(

@@ -1,4 +1,4 @@
-"""Prepared data on disk, addressed by a key of its inputs. A folder with a key is always complete."""
+"""Prepared data on disk, in folders named by a hash of the inputs. A folder gets this name only when it is complete."""
 
 from __future__ import annotations
 
@@ -82,13 +82,13 @@ class Store:
 
 
 def make_key(parts: Mapping[str, str]) -> str:
-    """Return the key: a hash of the inputs."""
+    """Return the key of prepared data: a hash of its inputs."""
     canonical = json.dumps(dict(parts), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()
 
 
 def get_store_dir(root: Path, key: str) -> Path:
-    """Return the folder of a key."""
+    """Return the folder of the prepared data with this key."""
     return root / key[:_SHOWN_KEY_DIGITS]
 
 
@@ -126,7 +126,7 @@ def find_scratch_key(folder: Path) -> str | None:
 
 
 def find_foreign_file(folder: Path) -> str | None:
-    """Return why a folder may not be our store (another owner, a file that we do not write, unreadable), or None."""
+    """Return why a folder may not be deleted (another owner, a file of another program, unreadable), else None."""
     try:
         if folder.stat().st_uid != os.geteuid():
             return "it belongs to another user"
@@ -162,7 +162,7 @@ def create_marked_dir(folder: Path, key: str) -> None:
 def find_damage(folder: Path, *, keeps_hashes: bool = True) -> str | None:
     """Return what is wrong with a store, or None. Every file is verified against its hash.
 
-    The hashes of large files are cached as long as size, inode and times are unchanged; `keeps_hashes` False adds none.
+    The hashes of large files are cached as long as size, inode and times are unchanged; `keeps_hashes=False` adds none.
     """
     manifest = load_store_manifest(folder)
     if manifest is None:
@@ -195,7 +195,7 @@ def find_stores(root: Path) -> list[Store]:
 
 
 def explain_miss(root: Path, parts: Mapping[str, str]) -> str:
-    """Return which inputs differ from those of the most similar store."""
+    """Return why data must be prepared: the inputs that differ from those of the most similar store."""
     differences = [
         sorted(name for name in {*parts, *other} if parts.get(name) != other.get(name))
         for other in (store.manifest.parts for store in find_stores(root))
@@ -211,7 +211,7 @@ def _get_lock(root: Path, key: str) -> Path:
 
 
 def lock_store(root: Path, key: str) -> AbstractContextManager[None]:
-    """Hold the lock of a key: one process prepares it at a time."""
+    """Return a context manager that holds the lock of a key, so that only one process prepares its data."""
     return file_lock.lock_file(_get_lock(root, key))
 
 

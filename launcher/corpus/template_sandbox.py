@@ -94,7 +94,7 @@ def render_template(
 ) -> str:
     """Render a conversation; raises TemplateLimitError after the time limit, and whatever the template raises.
 
-    `thinks` leaves `enable_thinking` to the template's own default.
+    `enable_thinking` is passed as False; with `thinks` it is not passed, so that the template's default applies.
     """
     options = {} if thinks else {"enable_thinking": False}
     with _time_limit():
@@ -113,7 +113,7 @@ def render_template(
 
 @contextmanager
 def _time_limit() -> Iterator[None]:
-    """Raise TemplateLimitError in this block after some seconds. Signals reach the main thread only."""
+    """Raise TemplateLimitError in this block after 10 seconds, by a signal; only the main thread has this limit."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -132,7 +132,7 @@ def _time_limit() -> Iterator[None]:
 
 @lru_cache(maxsize=8)
 def check_template(source: str) -> str:
-    """Compile and render a template in a child process with limits; return why it cannot be used, or nothing.
+    """Compile and render a template in a child process with limits; return why it cannot be used, or an empty text.
 
     Templates that passed are remembered in the cache folder: the next process need not start the child again.
     """
@@ -160,7 +160,7 @@ def check_template(source: str) -> str:
 
 
 def _hash_check(source: str) -> str:
-    """Return a hash of the template and of all that its check depends on."""
+    """Return a hash of the template and of what its check depends on: this file, Python's and Jinja's version."""
     from importlib.metadata import version  # the child process does not need it
 
     versions = f"{sys.version} {version('jinja2')}".encode()

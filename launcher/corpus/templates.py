@@ -1,4 +1,4 @@
-"""Chat templates: render conversations to segments, trained or not. The end token of an answer is trained."""
+"""Templates that render conversations to segments of text with and without loss; an answer's end token has loss."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from launcher.corpus.conversations import REASONING_KEYS, Conversation, Message
 from launcher.corpus.template_sandbox import TemplateRejectsError
 
 _NO_CONTROLS = ControlTokens()
-TOOLS_REASON = "it has tools or tool calls"
+TOOLS_REASON = "the row has tools or tool calls"
 
 
 class Segment(NamedTuple):
@@ -32,7 +32,7 @@ class Template(Protocol):
 
     @property
     def text(self) -> str:
-        """Definition of the template."""
+        """Definition of the template as text, for the key of prepared data."""
         ...
 
     @property
@@ -42,7 +42,7 @@ class Template(Protocol):
 
     @property
     def controls(self) -> ControlTokens:
-        """Tokens that only the template writes."""
+        """Control tokens, such as <|im_end|>; in the fields of a row they are ordinary text."""
         ...
 
     @property
@@ -51,7 +51,7 @@ class Template(Protocol):
         ...
 
     def render(self, conversation: Conversation) -> tuple[Segment, ...]:
-        """Return the segments of a conversation."""
+        """Return a rendered conversation as segments of text with and without loss."""
         ...
 
 
@@ -70,7 +70,7 @@ class TurnTemplate:
 
     @property
     def text(self) -> str:
-        """Definition of the template."""
+        """Definition of the template as text, for the key of prepared data."""
         return "\n".join((self.begin, self.open, self.close, self.after, self.think))
 
     @property
@@ -79,7 +79,7 @@ class TurnTemplate:
         return self.close
 
     def render(self, conversation: Conversation) -> tuple[Segment, ...]:
-        """Return the segments of a conversation."""
+        """Return a rendered conversation as segments of text with and without loss."""
         _refuse_unsupported(conversation, self.name)
         return tuple(merge_segments(self._pieces(self.controls.escape(conversation))))
 
@@ -111,11 +111,11 @@ def _refuse_unsupported(conversation: Conversation, name: str) -> None:
     if conversation.tools or any(message.tool_calls for message in conversation.messages):
         reason = TOOLS_REASON
     elif any(message.reasoning for message in conversation.messages):
-        reason = f"it has {REASONING_KEYS[0]}"
+        reason = f"the row has {REASONING_KEYS[0]}"
     if reason:
         raise TemplateRejectsError(
             f"{reason}, which the template {name} cannot write; "
-            "prompt_template tokenizer can, if the base's chat template does"
+            "use prompt_template tokenizer if the base's own chat template can"
         )
 
 
@@ -125,7 +125,7 @@ def join_context(message: Message) -> str:
 
 
 def merge_segments(pieces: Iterator[Segment]) -> Iterator[Segment]:
-    """Merge adjacent segments of one kind, so that no token is split between them."""
+    """Merge adjacent segments that all have loss or all have none, so that no token is split between them."""
     last: Segment | None = None
     for piece in pieces:
         if not piece.text:
@@ -154,7 +154,7 @@ LLAMA3 = TurnTemplate(
 
 @dataclass(frozen=True, slots=True)
 class AlpacaTemplate:
-    """The Alpaca template with headlines; answers end with the tokenizer's end-of-text token."""
+    """The Alpaca template, with `### Response:` headings; answers end with the tokenizer's end-of-text token."""
 
     end_token: str
     name: str = "alpaca"
@@ -163,11 +163,11 @@ class AlpacaTemplate:
 
     @property
     def text(self) -> str:
-        """Definition of the template."""
+        """Definition of the template as text, for the key of prepared data."""
         return f"### Instruction / ### Input / ### Response / {self.end_token}"
 
     def render(self, conversation: Conversation) -> tuple[Segment, ...]:
-        """Return the segments of a conversation."""
+        """Return a rendered conversation as segments of text with and without loss."""
         _refuse_unsupported(conversation, self.name)
         return tuple(merge_segments(self._pieces(self.controls.escape(conversation))))
 
@@ -190,7 +190,7 @@ class AlpacaTemplate:
             elif message.role == "system":
                 yield Segment(f"{message.content}\n\n", False)
             elif message.role == "tool":
-                raise TemplateRejectsError("it has a message of role tool, which the template alpaca cannot write")
+                raise TemplateRejectsError("the row has a message of role tool, which the template alpaca cannot write")
             else:
                 context = f"### Input:\n{message.context}\n\n" if message.context else ""
                 yield Segment(f"### Instruction:\n{message.content}\n\n{context}", False)

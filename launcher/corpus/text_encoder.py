@@ -21,8 +21,8 @@ from launcher.corpus.tokenizer import BaseTokenizer
 class TextEncoder:
     """Tokenizes rendered text. Control tokens are recognized where the template wrote them, never inside fields.
 
-    A BOS token stands where the tokenizer's post-processor puts it, but not twice. The base's own chat template decides
-    for itself.
+    A BOS token is added if the tokenizer's post-processor adds one and the text does not begin with it. The base's own
+    chat template writes BOS itself.
     """
 
     def __init__(self, tokenizer: BaseTokenizer, template: Template) -> None:
@@ -47,11 +47,11 @@ class TextEncoder:
         return [len(part) // np.dtype(np.int32).itemsize for part in self.encode([segments])]
 
     def adds_bos(self, prompt: str) -> bool:
-        """Return whether a BOS token is put before a rendered prompt that does not contain it."""
+        """Return whether encoding adds a BOS token to a rendered prompt, because it does not begin with one."""
         return bool(self._bos) and not self._starts_with_bos(self._encode_parts([(Segment(prompt, False),)])[0])
 
     def encode(self, documents: Sequence[Sequence[Segment]]) -> list[bytes]:
-        """Return the token ids of all segments, in order, as the bytes of int32.
+        """Return the token ids of each segment as int32 in bytes, for all documents in order.
 
         A token that contains the end of one segment and the beginning of the next belongs to the trained one.
         """
@@ -85,7 +85,7 @@ class TextEncoder:
         return self._tokenizer.encode_batch(texts, add_special_tokens=False)
 
     def _encode_renamed(self, segments: Sequence[Segment]) -> list[bytes]:
-        """Encode a text that may have control tokens in its fields; the plain encoding is used if it has none there."""
+        """Encode a text with renamed control tokens, so that the same texts in fields are encoded as ordinary text."""
         tokenizer, names = self._renamed
         renamed = [Segment(self._controls.rename(segment.text, names), segment.is_trained) for segment in segments]
         encoding = tokenizer.encode("".join(segment.text for segment in renamed), add_special_tokens=False)
@@ -100,7 +100,7 @@ class TextEncoder:
 
     @cached_property
     def _renamed(self) -> tuple[Tokenizer, dict[str, str]]:
-        """A copy of the tokenizer whose control tokens have names that no text contains, and these names."""
+        """A copy of the tokenizer with control tokens renamed to texts that no row contains, and the new names."""
         secret = secrets.token_hex(8)
         names = {name: f"⟪{secret}-{index}⟫" for index, name in enumerate(self._controls.names)}
         state = json.loads(self._tokenizer.to_str())
@@ -121,7 +121,7 @@ class TextEncoder:
         return tokenizer, names
 
     def _cut(self, encoding: Encoding, segments: Sequence[Segment]) -> list[bytes]:
-        """Cut the tokens of a text at the borders of its segments."""
+        """Return the tokens of each segment, cut from the encoding of the whole text."""
         ids, cuts, position = encoding.ids, [0], 0
         for left, right in pairwise(segments):
             position += len(left.text)
@@ -150,7 +150,7 @@ def _list_parts(merge: str | list[str]) -> tuple[str, str, str]:
 
 
 def _find_token(encoding: Encoding, position: int) -> int:
-    """Return the first token that starts at a position or after it. A list of all offsets would take much longer."""
+    """Return the index of the first token that starts at or after a character position, without listing all offsets."""
     token = encoding.char_to_token(position)
     if token is None:
         return bisect_left(encoding.offsets, (position,))

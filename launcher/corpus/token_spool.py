@@ -80,7 +80,7 @@ class TokenSpool:
 
     @property
     def lengths(self) -> npt.NDArray[np.int32]:
-        """Length of each document."""
+        """Length of each document in tokens."""
         return np.concatenate(self._lengths)
 
     @property
@@ -121,7 +121,7 @@ class TokenSpool:
 def _sums(
     flags: npt.NDArray[np.uint8] | npt.NDArray[np.bool_], lengths: npt.NDArray[np.int32]
 ) -> npt.NDArray[np.int64]:
-    """Return the sum per document, also for empty ones, which np.add.reduceat gets wrong."""
+    """Return the sum of the flags of each document; np.add.reduceat would be wrong for empty documents."""
     totals = np.concatenate(([0], np.cumsum(flags, dtype=np.int64)))
     ends = np.cumsum(lengths, dtype=np.int64)
     sums: npt.NDArray[np.int64] = totals[ends] - totals[ends - lengths]

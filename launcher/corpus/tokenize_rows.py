@@ -31,7 +31,7 @@ class TokenBatch:
     findings: npt.NDArray[np.int64] | None = None
 
     def select(self, chosen: npt.NDArray[np.bool_]) -> TokenBatch:
-        """Return a batch with some of the documents."""
+        """Return a batch of the documents that the mask `chosen` selects."""
         positions = np.repeat(chosen, self.lengths)
         return TokenBatch(
             self.input_ids[positions],
@@ -101,7 +101,7 @@ def _encode(batch: Sequence[Document], encoder: TextEncoder, max_length: int) ->
 def _cut(
     lengths: npt.NDArray[np.int64], max_length: int
 ) -> tuple[slice | npt.NDArray[np.bool_], npt.NDArray[np.int64]]:
-    """Return the positions and lengths that remain after truncating documents at the end."""
+    """Return an index of the tokens that remain when documents are truncated to `max_length`, and the new lengths."""
     kept = np.minimum(lengths, max_length)
     if (kept == lengths).all():
         return slice(None), kept

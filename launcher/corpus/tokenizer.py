@@ -46,7 +46,7 @@ class BaseTokenizer:
 
     @property
     def bos_ids(self) -> list[int]:
-        """The tokens that the tokenizer's post-processor puts before a text, usually BOS."""
+        """Ids of the tokens that the tokenizer's post-processor puts before a text, usually BOS."""
         return self._loaded[1]
 
     @cached_property
@@ -69,7 +69,7 @@ class BaseTokenizer:
         return backend, bos_ids
 
     def _add_configured_tokens(self, backend: Tokenizer) -> None:
-        """Add tokens that only tokenizer_config.json declares as such, as transformers does."""
+        """Add the tokens that tokenizer_config.json declares, but tokenizer.json does not, as transformers does."""
         known = {token.content for token in backend.get_added_tokens_decoder().values()}
         declared = self.settings.get("added_tokens_decoder")
         for entry in declared.values() if isinstance(declared, dict) else ():
@@ -161,12 +161,12 @@ class BaseTokenizer:
 
     @property
     def start_of_text(self) -> str:
-        """What the tokenizer's post-processor puts before a text, usually BOS."""
+        """Text that the tokenizer's post-processor puts before a text, usually BOS."""
         return "".join(self.backend.id_to_token(token) or "" for token in self.bos_ids)
 
     @property
     def end_of_text(self) -> str | None:
-        """The end-of-text token."""
+        """The tokenizer's eos_token; None if it is not set."""
         return self.special_token("eos_token")
 
     def special_token(self, name: str) -> str | None:
@@ -181,7 +181,7 @@ class BaseTokenizer:
 
     @property
     def extra_tokens(self) -> dict[str, str]:
-        """Special tokens of this model alone, by name, such as `image_token`."""
+        """Special tokens that only this model has, by name, such as `image_token` (`extra_special_tokens`)."""
         extra = self.settings.get("extra_special_tokens")
         return {k: v for k, v in extra.items() if isinstance(v, str)} if isinstance(extra, dict) else {}
 
@@ -205,12 +205,12 @@ def _load_once(
     new_tokens: tuple[str, ...],
     versions: tuple[tuple[int, int] | None, ...],  # noqa: ARG001  (part of the cache's key)
 ) -> tuple[Tokenizer, list[int]]:
-    """Load a tokenizer, unless it is loaded and its files have the same versions."""
+    """Load a tokenizer, or return the one loaded before if the versions of its files are unchanged."""
     return BaseTokenizer(folder=folder, new_tokens=new_tokens).load()
 
 
 def _get_version(file: Path) -> tuple[int, int] | None:
-    """Return what changes when a file is rewritten; None if there is none."""
+    """Return the modification time and size of a file; None if it does not exist."""
     try:
         status = file.stat()
     except OSError:
@@ -226,9 +226,10 @@ def _find_bos_ids(backend: Tokenizer) -> list[int]:
 
 
 def load_tokenizer(base: str, search: tuple[Path, ...], *, allow_tiny_fallback: bool = False) -> BaseTokenizer:
-    """Load the tokenizer of a base model: the embedded one, a local folder, the hub's cache or the hub.
+    """Load the tokenizer of a base model from the package (tiny base), a local folder, the hub's cache or the hub.
 
-    `allow_tiny_fallback` uses the embedded one instead of downloading, if weights are random and only speed matters.
+    With `allow_tiny_fallback`, the tokenizer of the tiny base is used instead of a download, for previews and for runs
+    with random weights.
     """
     found = find_tokenizer(base, search)
     if found is not None:
@@ -239,7 +240,7 @@ def load_tokenizer(base: str, search: tuple[Path, ...], *, allow_tiny_fallback: 
 
 
 def find_tokenizer(base: str, search: tuple[Path, ...]) -> BaseTokenizer | None:
-    """Return the tokenizer of a base model if it is on this machine."""
+    """Return the tokenizer of a base model if it is on this machine, otherwise None."""
     if base == TINY_BASE_NAME:
         return BaseTokenizer(folder=TINY_BASE_FOLDER)
     config = find_config(base, search)
@@ -248,7 +249,7 @@ def find_tokenizer(base: str, search: tuple[Path, ...]) -> BaseTokenizer | None:
 
 
 def load_planned_tokenizer(plan: Plan, search: tuple[Path, ...]) -> BaseTokenizer:
-    """Load the tokenizer of a plan's base, with its new tokens; the tiny base may have some of them already."""
+    """Load the tokenizer of a plan's base, with its new tokens, except those that the tiny base already has."""
     tokenizer = load_tokenizer(plan.base.name, search, allow_tiny_fallback=plan.random_weights)
     new = plan.data.new_tokens
     if tokenizer.folder == TINY_BASE_FOLDER:

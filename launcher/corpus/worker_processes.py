@@ -37,7 +37,7 @@ def count_workers() -> int:
 def map_in_processes(
     function: Callable[[_Item], _Result], items: Iterator[_Item], num_workers: int
 ) -> Iterator[_Result]:
-    """Yield the results in the order of the items; about two items per worker are queued or in progress."""
+    """Apply a function to items in worker processes and yield the results in order; about two items per worker wait."""
     global _function
     _function = function
     pool = ProcessPoolExecutor(
@@ -53,7 +53,7 @@ def map_in_processes(
             yield waiting.popleft().result()
     except BrokenProcessPool:
         raise InputError(
-            "a process that tokenizes rows was killed", hint="memory may be short: close other programs"
+            "a process that tokenizes rows was killed", hint="it probably ran out of memory: close other programs"
         ) from None
     finally:
         _function = None
@@ -61,7 +61,7 @@ def map_in_processes(
 
 
 def _start(parent: int) -> None:
-    """Prepare a worker: Ctrl-C ends the parent alone, and a killed parent ends the worker."""
+    """Set up a worker process, which ignores Ctrl-C, because the parent handles it, and exits when the parent dies."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one process per core is enough
     exit_after_parent(parent)

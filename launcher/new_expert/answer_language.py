@@ -48,7 +48,7 @@ class Language:
 
 
 def match_language(answers: Sequence[str]) -> tuple[str, int] | None:
-    """Return the language that most answers look like, and how many do; None if too few do."""
+    """Return the language whose pattern most answers match, and their number; None if fewer than 80 % match."""
     texts = [_COMMENTS.sub("", strip_code_fence(answer)) for answer in answers]
     counts = {name: sum(map(matches, texts)) for name, matches in _MATCHERS.items()}
     name = max(LANGUAGES, key=lambda language: counts[language])
@@ -56,7 +56,7 @@ def match_language(answers: Sequence[str]) -> tuple[str, int] | None:
 
 
 def detect_language(questions: Sequence[ReferenceRow]) -> Language | None:
-    """Return the language of the reference answers, or None if no judge here knows it."""
+    """Return the language of the reference answers, or None if there is no judge for it."""
     answers = [question.reference for question in questions]
     match = match_language(answers)
     if match is None:
@@ -66,7 +66,7 @@ def detect_language(questions: Sequence[ReferenceRow]) -> Language | None:
 
 
 def _find_labels(answers: Sequence[str]) -> Language | None:
-    """Return the judge that compares texts if the answers are few different labels."""
+    """Return `exact_match` if the answers are labels: short texts that occur in several rows each; otherwise None."""
     distinct = {answer.strip() for answer in answers}
     is_short = all(len(label) <= _MAX_LABEL and "\n" not in label for label in distinct)
     if not is_short or len(answers) < _MIN_LABELLED or len(distinct) * _MIN_REPEATS > len(answers):
@@ -77,7 +77,7 @@ def _find_labels(answers: Sequence[str]) -> Language | None:
 
 
 def check_language(name: str, questions: Sequence[ReferenceRow], reason: str) -> Language | None:
-    """Judge some of the reference answers. Returns None if too few of them parse."""
+    """Judge some of the reference answers and return their language with notes, or None if too few of them parse."""
     rows = questions[:: max(1, len(questions) // _PARSED_ROWS)][:_PARSED_ROWS]
     try:
         with closing(open_judge_by_name(name)) as judge:

@@ -61,7 +61,9 @@ def create_expert(
     _check_folder(folder, force=force or dry_run)
     for path in (folder, data, options.validation, options.test):
         if path is not None and not is_encodable(str(path.absolute())):
-            raise InputError(f"{path}: the name is not UTF-8, as a manifest must be", hint="rename it")
+            raise InputError(
+                f"{path}: the name is not UTF-8, so a manifest cannot contain it", hint="rename the file or folder"
+            )
         if path is not None and force and with_sample and not dry_run:
             _check_not_in_sample(path, folder)
     proposal = make_proposal(profile_file(data, data_format), options, base_folders(folder))
@@ -147,7 +149,7 @@ def _plan(manifest: Path, proposal: Proposal) -> tuple[Proposal, PlannedRun | No
     try:
         planned = plan_request(Request(expert=str(manifest), overrides=(path,)))
     except DoesNotFitError as error:
-        return add_notes(proposal, f"it does not fit this machine: {error.title}; {error.hint}"), None
+        return add_notes(proposal, f"the run does not fit this machine: {error.title}; {error.hint}"), None
     if planned.plan.profile == "smoke":  # which plans the tiny base only
         try:
             plan_request(Request(expert=str(manifest), overrides=(path,), profile="full", gpu=_REFERENCE_GPU))
@@ -177,7 +179,7 @@ def _move_into_place(staging: Path, folder: Path, names: tuple[str, ...]) -> tup
 
 
 def _choose_cli_name(expert: str, folder: Path) -> str:
-    """Return the short name if commands resolve it to this folder, else the path."""
+    """Return the argument that commands take for this expert: its name if it resolves to this folder, else the path."""
     for candidate in (Path(expert), *(known / expert for known in list_expert_folders())):
         if candidate.resolve() == folder.resolve():
             return expert

@@ -64,7 +64,7 @@ def choose_hyperparameters(
 
 
 def _count_steps(row_tokens: Sequence[float], num_rows: int, length: int, epochs: float, batch: int) -> int:
-    """Count optimizer steps with packing, which leaves little padding."""
+    """Estimate the number of optimizer steps with packing, as if all packs were full."""
     mean = sum(min(tokens, length) for tokens in row_tokens) / max(1, len(row_tokens))
     return ceil(epochs * ceil(max(1.0, num_rows * mean / length) / batch))
 

@@ -60,7 +60,7 @@ class Guess:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FieldFlags:
-    """Fields given by --prompt-field and the like. None: to be inferred."""
+    """Fields set by flags such as --prompt-field; None if a field is to be inferred."""
 
     prompt: str | None = None
     answer: str | None = None
@@ -90,18 +90,19 @@ class Roles:
 
 
 def infer_roles(profile: RowProfile, flags: FieldFlags | None = None) -> Roles:
-    """Return how rows are read. Flags win over names; raises InputError if the layout is not clear."""
+    """Return how rows are read, by flags or else by field names; raises InputError if the layout is not clear."""
     flags = flags or FieldFlags()
     _check_flags(profile, flags)
     roles = _choose_layout(profile, flags)
     used = {guess.value for guess in roles.guesses if guess.name != "not used"}
     ignored = tuple(
-        Problem(where=f"--{role}-field {name}", what=f"{roles.guesses[0].value} is the complete row")
+        Problem(where=f"--{role}-field {name}", what=f"not read, because {roles.guesses[0].value} is the complete row")
         for role, name in flags.items()
         if name not in used
     )
     if ignored:
-        raise InputError("these fields do not match the rows", ignored, hint=_FIELD_FLAGS)
+        hint = f"remove these flags; or, if prompts and answers are separate fields, {_FIELD_FLAGS}"
+        raise InputError("these fields do not match the rows", ignored, hint=hint)
     _check_usable(profile, roles)
     return roles
 
@@ -146,7 +147,7 @@ def _check_flags(profile: RowProfile, flags: FieldFlags) -> None:
 
 
 def _check_usable(profile: RowProfile, roles: Roles) -> None:
-    """Raise if most rows cannot be used, according to the reader that training uses."""
+    """Raise InputError if the row reader, which training uses too, rejects most rows."""
     rejections = Rejections()
     for row in profile.rows:
         content = roles.reader.read(row)
@@ -191,7 +192,7 @@ def _find_best_named(fields: Iterable[FieldProfile], role: str) -> str | None:
 
 
 def _find_messages(profile: RowProfile) -> str | None:
-    """Find the field with chats, unless they are the prompts of TRL's conversational prompt and completion."""
+    """Return the field that holds complete chats, or None; a chat prompt next to an answer field is not complete."""
     chats = [field for field in profile.fields.values() if _is_majority(profile, field.num_chats)]
     prompt = _find_best_named(chats, "prompt")
     others = [field for field in profile.fields.values() if field.name != prompt]
@@ -201,7 +202,7 @@ def _find_messages(profile: RowProfile) -> str | None:
 
 
 def _find_pair(profile: RowProfile, flags: FieldFlags) -> Chosen | None:
-    """Find prompt and answer by flag or name; if one of them is known, the only other field of text is the other."""
+    """Return prompt and answer fields by flag or name; an unknown one must be the only other text field, else None."""
     given_fields = _list_taken(profile, [name for _, name in flags.items()])
     free = [field for field in profile.fields.values() if field.name not in given_fields]
 
@@ -241,7 +242,7 @@ def _find_pair(profile: RowProfile, flags: FieldFlags) -> Chosen | None:
 
 
 def _make_roles(profile: RowProfile, flags: FieldFlags, kind: Kind, chosen: Chosen) -> Roles:
-    """Add context and system prompt to the chosen fields, and make the mapping."""
+    """Return how rows with the chosen fields are read; context and system prompt are added by flag or name."""
     for role in ("context", "system"):
         given = getattr(flags, role)
         taken = _list_taken(profile, [flags.context, flags.system, *(name for name, _ in chosen.values())])
@@ -270,7 +271,7 @@ def _make_roles(profile: RowProfile, flags: FieldFlags, kind: Kind, chosen: Chos
 
 
 def _make_task_roles(profile: RowProfile) -> Roles:
-    """Read `input: {"instruction": …, "schema": …}`, which the row reader knows without a mapping."""
+    """Return how rows with `input: {"instruction": …, "schema": …}` are read, which needs no field mapping."""
     reader = make_row_reader(FieldMapping(), tuple(profile.fields), "input")
     chosen = {"prompt": ("input", "an object with an instruction"), "answer": (str(reader.answer), _BY_NAME)}
     return Roles(kind="task", mapping=FieldMapping(), reader=reader, guesses=_make_guesses(profile, chosen))
@@ -288,7 +289,7 @@ def _make_text_roles(profile: RowProfile, name: str, reason: str = "already temp
 
 
 def _is_templated(profile: RowProfile, name: str) -> bool:
-    """Whether most texts mark their turns, with an answer between the markers."""
+    """Return whether most texts of a field are already templated: they have turn markers and an answer."""
 
     def has_answer(row: Row) -> bool:
         return parse_conversation(str(row.fields.get(name) or "")) is not None
@@ -327,7 +328,7 @@ def _describe_format(fields: Sequence[str]) -> str:
 
 
 def _list_taken(profile: RowProfile, texts: Iterable[str | None]) -> set[str]:
-    """Return the fields that texts use, and for a field inside an object also the object."""
+    """Return the fields that field names or formats use; for a field inside an object, also the object."""
     names = {name for text in texts if text for name in list_columns(parse_row_text(text, profile.fields))}
     return names | {name.partition(".")[0] for name in names if name not in profile.fields}
 
@@ -346,7 +347,7 @@ def _describe_fields(profile: RowProfile) -> tuple[Problem, ...]:
 
 
 def _find_nested_chat(profile: RowProfile) -> str | None:
-    """Return the name of a list of messages inside an object of the first row."""
+    """Return the name of a list of messages inside an object of the first row; None if there is none."""
     objects = [
         (name, value) for row in profile.rows[:1] for name, value in row.fields.items() if isinstance(value, dict)
     ]
@@ -383,7 +384,7 @@ def _explain_failure(profile: RowProfile) -> InputError:
 
 
 def _propose_flags(profile: RowProfile, texts: Sequence[str]) -> str:
-    """Propose flags for two fields: labels, which repeat, are answers; otherwise the second field is the answer."""
+    """Suggest flags for two text fields: the one with fewer distinct values, or the second, is the answer."""
     if len(texts) != 2:
         return ""
     first, second = (len({str(row.fields.get(name)) for row in profile.rows}) for name in texts)

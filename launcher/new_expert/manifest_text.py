@@ -21,7 +21,7 @@ _MAX_WIDTH = 100  # of a list on one line
 
 
 def render_manifest(expert: str, proposal: Proposal, folder: Path, cli_name: str, data_format: Format | None) -> str:
-    """Render the manifest for `folder`, to which data paths are relative; `cli_name` is what commands take."""
+    """Return the text of a manifest in `folder`; `cli_name` is the expert's name or path in commands."""
     head: dict[str, Json] = {}
     if (folder.parent / _SCHEMA_FILE).is_file():
         head["$schema"] = f"../{_SCHEMA_FILE}"
@@ -44,12 +44,12 @@ def render_manifest(expert: str, proposal: Proposal, folder: Path, cli_name: str
 
 
 def resolve_folder(file: Path) -> Path:
-    """Return the absolute path of a file; a link keeps its name, because that of its target may have no suffix."""
+    """Return the absolute path of a file; a symbolic link keeps its own name, because its target may have no suffix."""
     return file.parent.resolve() / file.name
 
 
 def _make_path(file: Path, folder: Path) -> str:
-    """Make a path relative to the manifest if both are below the same home, so that they can move together."""
+    """Return a path relative to the manifest's folder if both share a home directory, else the absolute path."""
     target, start = resolve_folder(file), folder.resolve()
     common = Path(os.path.commonpath([target, start]))
     return os.path.relpath(target, start) if len(common.parts) > _MIN_COMMON_PARTS else str(target)
@@ -140,7 +140,7 @@ def _make_config(proposal: Proposal) -> Json:
 
 
 def _make_evaluation(expert: str, proposal: Proposal) -> Json:
-    """Name the judge; if the expert's name would select a wrong one, switch it off."""
+    """Return the manifest's `evaluation`: the judge's name, or none if the expert's name would select a wrong judge."""
     language = proposal.language
     if language is not None:
         comment = f"{language.reason}. Judges: docs/QUALITY.md."

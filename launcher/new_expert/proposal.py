@@ -38,7 +38,7 @@ _MAX_VALIDATION_SHARE = 0.5
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Options:
-    """Settings given by flags. None: to be proposed."""
+    """Settings that flags set; None if a setting is to be proposed."""
 
     fields: FieldFlags | None = None
     base: str | None = None
@@ -152,7 +152,7 @@ def make_proposal(profile: RowProfile, options: Options, base_folders: tuple[Pat
     if num_untrained:
         notes.append(
             f"in {num_untrained:,} of {len(documents):,} rows the answer begins after the first "
-            f"{sizes.max_seq_length:,} tokens, where the row is truncated: nothing of them is trained"
+            f"{sizes.max_seq_length:,} tokens, where the row is truncated: these answers are not trained"
         )
     num_chats = sum(sum(segment.is_trained for segment in document.segments) > 1 for document in documents)
     if num_chats and language is not None:
@@ -247,7 +247,7 @@ def _detect_language(task: str | None, made: Sequence[tuple[Row, Document]], mak
 
 
 def _note_tool_calls(template: ChosenTemplate, rejections: Rejections) -> list[str]:
-    """Drop rejections of rows with tool calls, and note them, if the preview uses another template than training."""
+    """Turn rejections of rows with tool calls into a note if training uses another template than the preview."""
     if template.name == template.preview.name:
         return []
     count = sum(rejections.counts.pop(reason) for reason in list(rejections.counts) if TOOLS_REASON in reason)
@@ -258,7 +258,7 @@ def _note_tool_calls(template: ChosenTemplate, rejections: Rejections) -> list[s
 
 
 def note_bad_rows(profile: RowProfile, rejections: Rejections) -> list[str]:
-    """Report rows that cannot be read or used, with the reasons, and exact duplicates."""
+    """Return notes on rows that cannot be read or used, with the reasons, and on exact duplicates."""
     notes = []
     if profile.bad_rows:
         unreadable = Rejections()

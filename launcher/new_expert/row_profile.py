@@ -69,7 +69,7 @@ class FieldProfile:
         return max(counts, key=lambda kind: counts[kind])
 
     def add(self, value: Any) -> None:
-        """Count one value."""
+        """Count a value of this field by its kind."""
         if is_missing(value):
             return
         if isinstance(value, str):
@@ -99,7 +99,7 @@ class RowProfile:
 
 
 def profile_file(path: Path, data_format: str | None = None) -> RowProfile:
-    """Read up to MAX_ROWS rows of a file and profile their fields. Raises if it is not a table of rows."""
+    """Read up to MAX_ROWS rows of a file and profile their fields. Raises InputError if most cannot be read."""
     source = _open_source(path, data_format)
     rows: list[Row] = []
     bad: list[BadRow] = []
@@ -163,7 +163,7 @@ def _open_source(path: Path, data_format: str | None) -> FileSource:
 
 
 def _guess_format(path: Path) -> Format | None:
-    """Recognise JSON Lines in files that are named .json, .txt, .data or have no suffix."""
+    """Return `jsonl` for JSON Lines in a file named .json, .txt, .data or without a suffix; otherwise None."""
     suffix = path.suffix.lower()
     try:
         if suffix not in (".json", ".txt", ".data", "") or not path.is_file():
@@ -184,7 +184,7 @@ def _is_json_object(line: bytes) -> bool:
 
 
 def _check_separator(path: Path) -> None:
-    """Check the header, before rows with commas in their text are reported as broken."""
+    """Raise InputError if the header of a CSV file is separated by '|', which is not supported."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             names = next(csv.reader(file), [])

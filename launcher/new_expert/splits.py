@@ -62,7 +62,7 @@ class _MeasuredRow:
 
 
 def load_splits(proposal: Proposal, data_format: str | None) -> dict[SplitName, SplitFile]:
-    """Read the given validation and test files as the training rows are read, or refuse them."""
+    """Read the files of --validation and --test like the training rows; raises InputError if they do not match."""
     paths: dict[SplitName, Path | None] = {"validation": proposal.options.validation, "test": proposal.options.test}
     return {name: _load_split(name, path, proposal, data_format) for name, path in paths.items() if path is not None}
 
@@ -87,7 +87,7 @@ def _load_split(name: SplitName, path: Path, proposal: Proposal, data_format: st
 
 
 def _check_fields(name: SplitName, profile: RowProfile, proposal: Proposal) -> None:
-    """Require the same fields, because a manifest has one mapping for all files."""
+    """Raise InputError if a split lacks a field that is read from the training rows: all files share one mapping."""
     path, train_path = profile.source.path, proposal.profile.source.path
     reader, fields = proposal.roles.reader, tuple(profile.fields)
     if reader.task is not None:
@@ -179,14 +179,14 @@ def _measure(proposal: Proposal, rows: Sequence[Row]) -> list[_MeasuredRow]:
 
 
 def _choose(rows: list[_MeasuredRow], limit: int, max_rows: int) -> tuple[Row, ...]:
-    """Choose rows that fit; if none does, the shortest."""
+    """Return up to `max_rows` rows of at most `limit` tokens; if there are none, the shortest rows."""
     fitting = [row.row for row in rows if row.num_tokens <= limit]
     shortest = sorted(rows, key=lambda row: row.num_tokens)[:max_rows]
     return sample_evenly(fitting or [row.row for row in shortest], max_rows)
 
 
 def _render(proposal: Proposal, rows: Sequence[Row]) -> str:
-    """Write rows as JSON Lines with every field, so that a changed mapping finds them; bytes are not text."""
+    """Return rows as JSON Lines with all fields, so that the mapping can be changed later; bytes become null."""
     lines = []
     for row in rows:
         fields = {name: row.fields.get(name) for name in proposal.profile.fields}

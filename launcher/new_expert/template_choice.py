@@ -72,7 +72,9 @@ def choose_template(
 
 def _choose_own(base: ModelShape, requested: str | None, tokenizer: BaseTokenizer, own: str) -> ChosenTemplate:
     if requested not in (None, "tokenizer"):
-        raise InputError(f"--template {requested} and --chat-template cannot be used together")
+        raise InputError(
+            f"--template {requested} and --chat-template cannot be used together", hint="remove one of the two flags"
+        )
     note = ""
     try:
         preview = make_template("tokenizer", tokenizer, own=own, file="--chat-template")
@@ -94,7 +96,7 @@ def is_embedded(tokenizer: BaseTokenizer) -> bool:
 
 
 def _find_native(base: ModelShape, tokenizer: BaseTokenizer | None) -> tuple[str, str]:
-    """Return the base's own chat template; if it is not on this machine, the template of the base's family."""
+    """Return the name of the template that suits a base, and why: its own chat template or that of its family."""
     if tokenizer is not None and tokenizer.chat_template_file is not None and base.name != TINY_BASE_NAME:
         return "tokenizer", f"the base's own chat template, in {tokenizer.chat_template_file}"
     if base.model_type.startswith("qwen") or base.name.startswith("launcher/"):
@@ -118,7 +120,7 @@ def _make_own_template(name: str, base: ModelShape, tokenizer: BaseTokenizer) ->
 
 
 def _note_family(base: ModelShape, name: str, native: str, has_tokenizer: bool) -> list[str]:
-    """Warn about special tokens that the base was not trained with or does not have."""
+    """Return a warning if a template writes special tokens that the base model may not know."""
     is_related = name == native or {name, native} == {"chatml", "qwen3"}
     if name not in _FAMILIES or is_related or has_tokenizer:  # its tokens were checked
         return []
@@ -127,7 +129,7 @@ def _note_family(base: ModelShape, name: str, native: str, has_tokenizer: bool) 
 
 
 def count_untrained(documents: Sequence[Document], max_length: int) -> int:
-    """Count documents whose first answer begins after the sequence ends, by an estimate from their bytes."""
+    """Count documents whose prompt alone has at least `max_length` tokens, as estimated from its bytes."""
     prompts = [document.segments[0] for document in documents if not document.segments[0].is_trained]
     return sum(len(prompt.text.encode()) / BYTES_PER_TOKEN >= max_length for prompt in prompts)
 

@@ -111,7 +111,7 @@ def test_all_kinds_of_bad_rows_at_once(expert: Path, base: Path) -> None:
     assert split.num_documents == 15
     assert split.rejected_places == {
         "cypher is empty": (15,),
-        "contains a lone surrogate": (17, 21),
+        "a value contains a lone surrogate": (17, 21),
         "not UTF-8": (18,),
         "not an object": (19,),
         "no field cypher": (20,),
@@ -155,7 +155,7 @@ def test_zero_usable_rows_list_the_reasons(expert: Path, base: Path) -> None:
     with pytest.raises(InputError, match=r"train\.jsonl: no row of the train split can be trained on") as caught:
         prepare_rows(expert.parent, base, rows)
     assert "2 rows: cypher is empty (lines 1, 4)" in str(caught.value)
-    assert "2 rows: contains a lone surrogate (lines 2, 3)" in str(caught.value)
+    assert "2 rows: a value contains a lone surrogate (lines 2, 3)" in str(caught.value)
 
 
 def test_file_with_only_broken_lines_lists_their_numbers(expert: Path, base: Path) -> None:

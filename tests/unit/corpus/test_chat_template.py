@@ -86,13 +86,13 @@ def test_a_template_without_an_end_of_answers_is_refused(tmp_path: Path) -> None
 
 def test_a_template_that_raises_refuses_the_row(tmp_path: Path) -> None:
     source = "{{ raise_exception('roles must alternate') }}"
-    with pytest.raises(TemplateRejectsError, match=r"^the chat template rejects it: roles must alternate$"):
+    with pytest.raises(TemplateRejectsError, match=r"^the chat template rejects the messages: roles must alternate$"):
         template_of(tmp_path, source).render(ONE_TURN)
 
 
 @pytest.mark.parametrize("source", ["{{ 1 / 0 }}", "{{ messages[99].content.x }}", "{{ 'x' + 1 }}", "{{ [][1][2] }}"])
 def test_a_template_that_breaks_refuses_the_row(tmp_path: Path, source: str) -> None:
-    with pytest.raises(TemplateRejectsError, match="the chat template rejects it"):
+    with pytest.raises(TemplateRejectsError, match="the chat template rejects the messages"):
         template_of(tmp_path, source).render(ONE_TURN)
 
 
@@ -108,7 +108,7 @@ def test_a_template_that_breaks_refuses_the_row(tmp_path: Path, source: str) -> 
     ],
 )
 def test_the_sandbox_holds(tmp_path: Path, attack: str) -> None:
-    with pytest.raises(TemplateRejectsError, match="the chat template rejects it"):
+    with pytest.raises(TemplateRejectsError, match="the chat template rejects the messages"):
         template_of(tmp_path, attack).render(ONE_TURN)
 
 

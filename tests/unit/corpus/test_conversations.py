@@ -62,8 +62,8 @@ def test_objects_become_json() -> None:
         ({"q": "x", "a": " \n\t"}, "a is empty"),
         ({"q": "x", "a": float("nan")}, "a is empty"),
         ({"q": "x", "a": b"42"}, "a is of type bytes, not text"),
-        ({"q": "x", "a": "bad \ud800"}, "contains a lone surrogate"),
-        ({"q": "x", "a": {"deep": ["bad \udfff"]}}, "contains a lone surrogate"),
+        ({"q": "x", "a": "bad \ud800"}, "a value contains a lone surrogate"),
+        ({"q": "x", "a": {"deep": ["bad \udfff"]}}, "a value contains a lone surrogate"),
     ],
 )
 def test_unusable_rows_say_why(fields: dict[str, Any], expected: str) -> None:
@@ -286,7 +286,7 @@ def test_numbers_that_json_does_not_have_are_refused(value: object) -> None:
 
 @pytest.mark.parametrize("value", [{"x": b"\xff"}, [b"abc"], {"x": [bytearray(b"1")]}])
 def test_nested_bytes_are_refused(value: object) -> None:
-    assert reason(TURN, q="one", a=value) == "contains bytes, which are not text"
+    assert reason(TURN, q="one", a=value) == "a value contains bytes, which are not text"
 
 
 FIELDS = ["subject", "body", "answer", "a.b", "{odd}", "meta", "meta.title"]

@@ -210,7 +210,7 @@ def test_move_never_loses_a_store(tmp_path: Path) -> None:
     assert find_damage(target) is None
     assert not get_store_dir(root, key).exists()
     make_store(root)
-    with pytest.raises(InputError, match="exists already"):
+    with pytest.raises(InputError, match="already exists: nothing was moved"):
         move_store(entry_of(get_store_dir(root, key)), old, disk)
     assert find_damage(get_store_dir(root, key)) is None
     disk_file = tmp_path / "file"

@@ -142,7 +142,7 @@ def test_base_that_does_not_fit_is_noted(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(create, "plan_request", refuse)
     made = make(write_rows(make_rows()))
     assert made.plan is None
-    assert made.proposal.notes[-1] == "it does not fit this machine: too large; buy more"
+    assert made.proposal.notes[-1] == "the run does not fit this machine: too large; buy more"
 
 
 def write_as(rows: list[dict[str, Any]], kind: str) -> Path:
@@ -649,5 +649,5 @@ def test_rows_that_no_template_here_can_write_are_refused_with_the_reason() -> N
     chat = [{"role": "user", "content": "Where?"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
     with pytest.raises(InputError, match="no row can be used") as caught:
         make(write_rows([{"messages": chat}] * 20), options=Options(template="tokenizer"))
-    assert "it has tools or tool calls" in str(caught.value)
+    assert "the row has tools or tool calls" in str(caught.value)
     assert "try again where the base's tokenizer is" in caught.value.hint

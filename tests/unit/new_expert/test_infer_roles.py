@@ -160,7 +160,9 @@ def test_chats_take_a_system_prompt_and_no_context() -> None:
     assert roles_of(seen, system="about") == {"messages": "conversations", "system": "about"}
     assert roles_of(seen, messages="conversations", system="about") == {"messages": "conversations", "system": "about"}
     for named in ({"context": "about"}, {"messages": "conversations", "context": "about"}):
-        with pytest.raises(InputError, match="--context-field about: conversations is the complete row"):
+        with pytest.raises(
+            InputError, match="--context-field about: not read, because conversations is the complete row"
+        ):
             infer_roles(seen, FieldFlags(**named))
 
 
@@ -272,7 +274,10 @@ def test_unclear_layouts_are_refused_with_a_hint(seen: RowProfile, words: tuple[
     [
         ({"prompt": "questoin"}, "did you mean 'question'?"),
         ({"prompt": "question", "answer": "question"}, "one field cannot have two roles"),
-        ({"text": "answer", "prompt": "question"}, "--prompt-field question: answer is the complete row"),
+        (
+            {"text": "answer", "prompt": "question"},
+            "--prompt-field question: not read, because answer is the complete row",
+        ),
         ({"messages": "answer"}, "4 rows: answer is not a list of messages"),
     ],
 )
