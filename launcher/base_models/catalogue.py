@@ -54,7 +54,7 @@ def get_last_component(name: str) -> str:
 
 
 def lookup_base(name: str) -> BaseKeys | None:
-    """Return the catalogue entry by full name, by last component, or by size ignoring the tuning suffix."""
+    """Return a catalogue entry by full name, last component, or name without words such as Instruct, or None."""
     for spelling in (str.lower, _short_name, _size_name):
         wanted = spelling(name)
         found = [keys for known, keys in BASES.items() if spelling(known) == wanted]
@@ -123,7 +123,7 @@ def get_hub_cache() -> Path:
 
 
 def _cached_configs(parts: Sequence[str]) -> Iterator[Path]:
-    """Yield configs of `org/name`, or of the only cached model with this name: main's snapshot first, then by age."""
+    """Yield cached configs of `org/name`, or of the only model called `name`: main's snapshot, then newest first."""
     suffix = "--".join(("models", *parts)) if len(parts) == 2 else f"--{parts[-1]}"
     try:
         repositories = [entry for entry in get_hub_cache().iterdir() if entry.name.lower().endswith(suffix.lower())]

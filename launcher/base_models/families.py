@@ -67,7 +67,7 @@ class ExpertKeys:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sizes:
-    """The sizes of a config.json."""
+    """Model sizes in a config.json, such as hidden size, layers, heads and vocabulary."""
 
     hidden: int
     intermediate: int
@@ -81,7 +81,7 @@ class Sizes:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Family:
-    """How a model type builds a layer, and the defaults of its config class."""
+    """How transformers builds a decoder layer of a model type, and the defaults of its config class."""
 
     qkv: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")  # one name: fused
     output: str = "o_proj"
@@ -320,7 +320,7 @@ def make_linears(sizes: Sizes, family: Family, flags: Mapping[str, bool]) -> tup
 
 
 def count_norms(sizes: Sizes, family: Family, flags: Mapping[str, bool]) -> int:
-    """Count the parameters of a layer that are not in linear layers."""
+    """Count the parameters of a decoder layer outside its linear layers, such as norms."""
     per_feature = 2 if family.has_norm_bias else 1
     count = family.norms_per_layer * sizes.hidden * per_feature + family.parameters_per_layer
     count += sizes.heads if family.has_sinks else 0

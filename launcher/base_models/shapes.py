@@ -74,7 +74,7 @@ class ModelShape(Frozen):
 
     @property
     def head_parameters(self) -> int:
-        """Return the parameters of the LM head if it is not tied to the embeddings."""
+        """Return the number of parameters of the LM head; 0 if it is tied to the embeddings."""
         return 0 if self.tied_embeddings else self.vocab_size * self.hidden_size
 
     @property
@@ -84,7 +84,7 @@ class ModelShape(Frozen):
 
     @property
     def active_parameters(self) -> int:
-        """Return the parameters that one token uses: all of a dense model."""
+        """Return the number of parameters that are active for a token: all of them in a dense model."""
         if self.experts is None:
             return self.num_parameters
         return self.num_parameters - self.num_layers * (self.experts.num_parameters - self.experts.active_weights)
@@ -100,7 +100,7 @@ class ModelShape(Frozen):
 
     @property
     def has_qk_norm(self) -> bool:
-        """Return whether queries and keys have norms, whose sizes are not those of the hidden state."""
+        """Return whether queries and keys have norms: hidden_size then does not divide the count of norm parameters."""
         family = FAMILIES.get(self.model_type)
         sinks = self.num_heads if family is not None and family.has_sinks else 0
         return (self.norm_parameters_per_layer - sinks) % self.hidden_size != 0
@@ -167,13 +167,13 @@ def make_shape(
 
 
 def _apply_weights(shape: ModelShape, weights: WeightIndex) -> ModelShape:
-    """Return the shape with the linear layers and parameter counts that the weights have, where the config's differ."""
+    """Return the shape with linear layers and parameter counts of the weights where config.json implies others."""
     if not weights.linears:
         raise make_not_supported_error(
             shape.name, (Problem(where="weights", what="no decoder layers (`layers.0`) that can be trained"),)
         )
     if weights.has_experts:
-        what = "an unknown mixture of experts: config.json has no key for the number of experts that is known here"
+        what = "an unknown mixture of experts: config.json gives the number of experts under no known key"
         raise make_not_supported_error(shape.name, (Problem(where="weights", what=what),))
     shape = _apply_embeddings(shape, weights.embeddings)
     same = sorted(weights.linears, key=repr) == sorted(shape.linears, key=repr)
@@ -194,12 +194,12 @@ def _apply_weights(shape: ModelShape, weights: WeightIndex) -> ModelShape:
 
 
 def _apply_embeddings(shape: ModelShape, names: tuple[str, str]) -> ModelShape:
-    """Return the shape with the names of embeddings and LM head in the weights, for a family that we do not know."""
+    """Return the shape with the weights' names of embeddings and LM head if its model type is not in FAMILIES."""
     return shape if shape.model_type in FAMILIES else shape.model_copy(update={"indexed_embeddings": names})
 
 
 def _apply_names(shape: ModelShape, names: tuple[str, ...], embeddings: tuple[str, str]) -> ModelShape:
-    """Return the shape with the names of a weight index where they differ from the config's."""
+    """Return the shape with the layer and embedding names of a weight index, if they differ from the expected ones."""
     shape = _apply_embeddings(shape, embeddings)
     if not names or shape.experts is not None or set(names) == set(shape.linear_names):
         return shape
@@ -243,7 +243,7 @@ def _count_vision_tower(config: ConfigKeys) -> int:
 
 
 def _read_keys(keys: ConfigKeys, family: Family, name: str) -> tuple[Sizes, Mapping[str, bool], Experts | None]:
-    """Return sizes, flags and experts, or raise one error that lists every wrong key."""
+    """Return the sizes, flags and experts of a config.json; raise one InputError that lists every wrong key."""
     problems: list[Problem] = []
     sizes = _read_sizes(keys, problems, has_mlp=family.experts is None)
     experts = _read_experts(keys, family, sizes.hidden, problems)
@@ -343,7 +343,7 @@ def describe_unusable_base(name: str, search: Sequence[Path]) -> str:
 
 
 def describe_missing_tokenizer(name: str, search: Sequence[Path]) -> str:
-    """Return a note if a base model is a local folder without a tokenizer; empty if it is not, or can be downloaded."""
+    """Return a note if a base model is a local folder without tokenizer.json; empty otherwise."""
     config = find_config(name, search)
     if config is None or "snapshots" in config.parts or (config.parent / "tokenizer.json").is_file():
         return ""
@@ -358,7 +358,7 @@ def describe_missing_tokenizer(name: str, search: Sequence[Path]) -> str:
 
 
 def describe_old_weights(name: str, search: Sequence[Path]) -> str:
-    """Return a note if a local base model has its weights in PyTorch's old format only."""
+    """Return a note if a local base model has pytorch_model*.bin files and no safetensors; empty otherwise."""
     config = find_config(name, search)
     if config is None or "snapshots" in config.parts or any(config.parent.glob("*.safetensors")):
         return ""
@@ -369,7 +369,7 @@ def describe_old_weights(name: str, search: Sequence[Path]) -> str:
 
 
 def describe_missing_weights(name: str, search: Sequence[Path]) -> str:
-    """Return a note if a local base model has only some of its weight files; without any, it can still be planned."""
+    """Return a note if a local base model lacks some of its weight files; empty if it has all, or none at all."""
     config = find_config(name, search)
     missing = () if config is None or "snapshots" in config.parts else list_missing_files(config.parent)
     if config is None or not missing:
@@ -379,7 +379,7 @@ def describe_missing_weights(name: str, search: Sequence[Path]) -> str:
 
 
 def note_missing_files(name: str, search: Sequence[Path]) -> Iterator[str]:
-    """Yield what a local base model lacks for a training."""
+    """Yield notes on what a local base model lacks for training: tokenizer, safetensors, weight files."""
     for describe in (describe_missing_tokenizer, describe_old_weights, describe_missing_weights):
         if note := describe(name, search):
             yield note

@@ -20,14 +20,14 @@ _LIKE_LAYERS = frozenset({"full_attention", "sliding_attention"})
 
 
 def check_supported(config: ConfigKeys, name: str) -> None:
-    """Raise InputError if a base model is of a kind that is not supported."""
+    """Raise InputError if a config.json describes a model that cannot be trained, such as an encoder-decoder."""
     problems = tuple(_find_problems(config))
     if problems:
         raise make_not_supported_error(name, problems)
 
 
 def make_not_supported_error(name: str, problems: tuple[Problem, ...]) -> InputError:
-    """Return the error for a base model with these problems."""
+    """Return the error for a base model that is not supported, with the problems that show it."""
     return InputError(
         f"the base model {name} is not supported",
         problems,
@@ -36,7 +36,7 @@ def make_not_supported_error(name: str, problems: tuple[Problem, ...]) -> InputE
 
 
 def _find_problems(config: ConfigKeys) -> Iterator[Problem]:
-    """Yield at most one problem for each kind that is not supported, with the key that shows it."""
+    """Yield a problem for each reason why a model cannot be trained, with the config.json key that shows it."""
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or not model_type:
         what = "is missing" if model_type is None else f"must be a name, not {model_type!r}"
@@ -92,19 +92,19 @@ def _merge_text_config(config: ConfigKeys) -> ConfigKeys:
 
 
 def _find_attention_problems(config: ConfigKeys) -> Iterator[Problem]:
-    """Yield a problem for attention to later tokens, as embedding models have; Gemma 3 nests the key."""
+    """Yield a problem if tokens attend to later ones, as in embedding models; Gemma 3 nests the key for it."""
     keys = _merge_text_config(config)
     for key, values in (("use_bidirectional_attention", (True, "all")), ("is_causal", (False,))):
         if keys.get(key) in values:
-            what = "its tokens attend to later ones, so it is not a language model but one for embeddings"
+            what = "its tokens attend to later ones: it is an embedding model, not a causal language model"
             yield Problem(where=key, what=what)
             return
 
 
 def _find_expert_problems(config: ConfigKeys) -> Iterator[Problem]:
-    """Yield a problem for mixtures of experts of families that are not known to train, and for layers without experts.
+    """Yield a problem for mixtures of experts of unsupported families, or with some layers that have no experts.
 
-    Their weights, their active parameters and their router differ from family to family.
+    Expert weights, active parameters and routers differ from family to family.
     """
     known = sorted(name for name, family in FAMILIES.items() if family.experts is not None)
     if config.get("model_type") in known:
@@ -117,6 +117,6 @@ def _find_expert_problems(config: ConfigKeys) -> Iterator[Problem]:
     for key in _EXPERT_KEYS:
         count = keys.get(key)
         if isinstance(count, int) and count > 1:
-            reason = f"supported mixtures of experts: {', '.join(known)}"
-            yield Problem(where=key, what=f"{count}, but {config.get('model_type')} is not supported ({reason})")
+            reason = f"is not supported as a mixture of experts (supported: {', '.join(known)})"
+            yield Problem(where=key, what=f"{count}, but {config.get('model_type')} {reason}")
             return

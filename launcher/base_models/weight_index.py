@@ -26,7 +26,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WeightIndex:
-    """The linear layers of a decoder layer, and parameter counts."""
+    """Linear layers of a decoder layer, parameter counts and embedding names, as found in a base model's weights."""
 
     linears: tuple[Linear, ...]  # of all layers together, in the order of the first
     is_uniform: bool  # all layers have the same
@@ -48,7 +48,7 @@ def load_weight_index(folder: Path) -> WeightIndex | None:
 
 
 def list_indexed_names(folder: Path) -> tuple[tuple[str, ...], tuple[str, str]]:
-    """Return the names of linear layers, and of embeddings and LM head, for weights that are not all downloaded.
+    """Return the names of linear layers, embeddings and LM head in an index file, for weights not all downloaded.
 
     Without sizes, norms are recognized by their names.
     """
@@ -63,7 +63,7 @@ def list_indexed_names(folder: Path) -> tuple[tuple[str, ...], tuple[str, str]]:
 
 
 def list_missing_files(folder: Path) -> tuple[str, ...]:
-    """Return the weight files that the index of a folder names and the folder lacks; none if all are absent."""
+    """Return the weight files that a folder's index lists but the folder lacks; empty if it lacks all of them."""
     try:
         files = sorted({str(file) for file in _load_weight_map(folder).values()})
     except (OSError, ValueError, KeyError, TypeError, AttributeError):

@@ -137,7 +137,7 @@ def match_gpu(name: str, memory_mib: int) -> Gpu | None:
 
 
 def format_limits(gpu: Gpu, *, is_alone: bool = False) -> tuple[str, ...]:
-    """List what a GPU does not support, and the consequences. A single GPU needs no link."""
+    """Return what a GPU does not support, and the consequences; `is_alone` leaves out links between GPUs."""
     major, minor = gpu.compute_capability
     limits = (
         (not gpu.has_bf16, "no BF16: trains in FP16 with loss scaling"),

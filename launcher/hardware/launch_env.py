@@ -75,7 +75,7 @@ def read_launch_env(environment: Mapping[str, str]) -> LaunchEnv:
 
 
 def find_missing_rank_variable(environment: Mapping[str, str]) -> str | None:
-    """Return the missing rank variable, or None.
+    """Return the name of the first rank variable that is not set (RANK, LOCAL_RANK), or None.
 
     Without it every process would act as rank 0 and train alone, or wait forever for the others.
     """
@@ -95,7 +95,8 @@ def _read(environment: Mapping[str, str], name: str, default: int) -> int:
     value = environment.get(name, str(default))
     if not (value.isascii() and value.isdecimal()):
         raise InputError(
-            f"the variable {name} is {value!r}, not a number", hint="unset it; accelerate launch sets it correctly"
+            f"the environment variable {name} is {value!r}, not a number",
+            hint="unset it; accelerate launch sets it correctly",
         )
     return int(value)
 
@@ -106,7 +107,7 @@ def _find_strategy(environment: Mapping[str, str], num_ranks: int) -> Strategy:
     if _is_on(environment, "ACCELERATE_USE_FSDP"):
         if environment.get("FSDP_VERSION", "1") != "2":
             raise InputError(
-                "accelerate is configured for FSDP version 1",
+                "accelerate is configured for FSDP version 1, which is not supported",
                 hint="set fsdp_version: 2 in its config file, as the presets in accelerate_configs/ do",
             )
         return _find_sharding(environment, num_ranks)
@@ -114,7 +115,7 @@ def _find_strategy(environment: Mapping[str, str], num_ranks: int) -> Strategy:
 
 
 def _find_sharding(environment: Mapping[str, str], num_ranks: int) -> Strategy:
-    """Return hsdp for replicas of whole nodes; raise InputError for other meshes."""
+    """Return hsdp if each node holds one replica, fsdp2 if all ranks hold one; raise InputError for other meshes."""
     if not _is_on(environment, "ACCELERATE_USE_PARALLELISM_CONFIG"):
         return "fsdp2"
     shards, per_node = (
@@ -126,7 +127,8 @@ def _find_sharding(environment: Mapping[str, str], num_ranks: int) -> Strategy:
         return "fsdp2"
     if shards != per_node or replicas * shards != num_ranks:
         raise InputError(
-            f"accelerate is configured for {replicas} replicas of {shards} shards, on nodes of {per_node} processes",
+            f"accelerate is configured for {replicas} replicas of {shards} shards, on nodes of {per_node} processes: "
+            "HSDP needs one replica per node",
             hint="set dp_replicate_size to the number of nodes and dp_shard_size to the GPUs of a node, without "
             "tensor, context and sequence parallelism",
         )
@@ -140,11 +142,17 @@ def _find_stage(environment: Mapping[str, str]) -> Strategy:
             config = json.loads(Path(file).read_text(encoding="utf-8"))
             stage = config["zero_optimization"]["stage"]
         except (OSError, ValueError, KeyError, TypeError):
-            raise InputError(f"{file}: DeepSpeed's file cannot be read, or names no ZeRO stage") from None
+            raise InputError(
+                f"{file}: the DeepSpeed config is not readable JSON with a zero_optimization.stage",
+                hint="set the stage to 1, 2 or 3 in this file, or name another one in the accelerate config",
+            ) from None
     else:
         stage = environment.get("ACCELERATE_DEEPSPEED_ZERO_STAGE", "2")
     if str(stage) not in ("1", "2", "3"):
-        raise InputError(f"DeepSpeed is configured for ZeRO stage {stage}", hint="stages 1, 2 and 3 are supported")
+        raise InputError(
+            f"DeepSpeed is configured for ZeRO stage {stage}, which is not supported",
+            hint="stages 1, 2 and 3 are supported",
+        )
     return _STAGES[int(stage)]
 
 

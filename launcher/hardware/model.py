@@ -13,7 +13,7 @@ Interconnect = Literal["nvlink", "pcie-p2p", "pcie-host"]
 
 
 class Gpu(Frozen):
-    """One GPU model. Peaks are dense, with FP32 accumulation, from the data sheet; None if not supported."""
+    """One GPU model. Peaks are dense with FP32 accumulation, from the data sheet; None if unsupported or unknown."""
 
     key: str
     title: str
@@ -64,7 +64,7 @@ class Gpu(Frozen):
 
     @property
     def host_link_gb_per_second(self) -> float:
-        """Return the nominal bandwidth to CPU memory, per direction: of PCIe x16 where GPUs have NVLink."""
+        """Return the nominal bandwidth to CPU memory per direction in GB/s; for GPUs with NVLink, that of PCIe x16."""
         if self.interconnect != "nvlink":
             return self.interconnect_gb_per_second
         return 64.0 if self.compute_capability >= (9, 0) else 32.0
@@ -113,7 +113,7 @@ class Hardware(Frozen):
 
     @property
     def vram_limit_bytes(self) -> int | None:
-        """Return the memory that a process may use on a simulated smaller GPU, without what a desktop would use."""
+        """Return --vram-limit in bytes, minus what a desktop would use on such a GPU; None without a limit."""
         return None if self.vram_limit_mib is None else mib_to_bytes(self.vram_limit_mib - _DESKTOP_MIB)
 
 

@@ -1,4 +1,4 @@
-"""Another adapter type by `--set`: keys of the manifest's own type do not apply to it, nor does its learning rate."""
+"""Change of the adapter type by `--set`: the manifest's keys and learning rate for its own type no longer apply."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _NOT_APPLICABLE: dict[Json, tuple[str, ...]] = {
 def adapt_to_adapter(
     tree: dict[str, Json], file_tree: dict[str, Json], overridden_keys: Collection[str]
 ) -> tuple[dict[str, Json], tuple[str, ...]]:
-    """Return the tree without keys that the new adapter type does not use, and notes; keys set by flags stay."""
+    """Return the manifest without keys that the new adapter type does not use, and notes; keys set by flags stay."""
     config, own = (get_config(copy.deepcopy(each)) for each in (tree, file_tree))
     kind = config.get("adapter_type")
     if not isinstance(kind, str) or own.get("adapter_type") == kind:
@@ -51,7 +51,7 @@ def adapt_to_adapter(
 
 
 def note_scale(tree: dict[str, Json], file_tree: dict[str, Json], overridden_keys: Collection[str]) -> tuple[str, ...]:
-    """Return a note if a rank set by a flag changes the scale of the update, because alpha stays."""
+    """Return a note if a rank set by a flag changes LoRA's scale, alpha / rank, because alpha stays."""
     (rank, alpha, root), (own_rank, own_alpha, _) = (
         [get_config(each).get(key) for key in ("rank", "alpha", "use_rslora")] for each in (tree, file_tree)
     )

@@ -1,4 +1,4 @@
-"""Folder of prepared data that a manifest names: inside the data folder, and never one that holds other things."""
+"""Folder for prepared data, as a manifest names it: inside the data folder, and without other content."""
 
 from __future__ import annotations
 

@@ -71,6 +71,6 @@ class IgnoredKey(NamedTuple):
 
 
 def find_ignored_keys(keys: Iterable[str]) -> tuple[IgnoredKey, ...]:
-    """Return the keys that training does not use; a section is one entry."""
+    """Return the given keys that training does not use, with the reason; a section without effect is one entry."""
     patterns = {key: _INDEX.sub("", key) for key in keys}
     return tuple(IgnoredKey(key, NOT_USED[pattern]) for key, pattern in patterns.items() if pattern in NOT_USED)

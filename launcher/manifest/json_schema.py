@@ -22,7 +22,7 @@ from launcher.manifest.strict_model import find_models
 
 
 def render_json_schema() -> str:
-    """Return the schema as text. It accepts schema 1.0 and 2.0, and comments in every object."""
+    """Return the JSON Schema of a manifest as text. It accepts schema 1.0 and 2.0, and comments in every object."""
     schema = Manifest.model_json_schema()
     schema["title"] = "Expert manifest"
     schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"

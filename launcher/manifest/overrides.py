@@ -29,7 +29,7 @@ def apply_overrides(tree: dict[str, Json], overrides: Iterable[str]) -> dict[str
 
 
 def list_overridden_keys(overrides: Iterable[str]) -> frozenset[str]:
-    """Return the dotted keys set by overrides, in schema 2.0; an object counts as all keys in it."""
+    """Return the dotted keys (schema 2.0) that overrides set; for a value that is an object, all keys in it."""
     keys: set[str] = set()
     for parts, value in map(_parse, overrides):
         keys.update(flatten(value, ".".join(_convert_to_schema_2(parts))))
@@ -75,7 +75,7 @@ def parse_value(text: str) -> Json:
 
 
 def _convert_to_form_of(tree: dict[str, Json], parts: list[str]) -> list[str]:
-    """Convert a path to the form of the file, because schema 1.0 accepts paths of both forms."""
+    """Convert a path to the schema version of the file: for a 1.0 manifest, --set accepts 1.0 and 2.0 paths."""
     if parts[0] == "base_model" and not is_schema_1(tree):
         raise InputError(
             f"--set {_format(parts)}: the manifest has a list of base_models",
@@ -109,7 +109,7 @@ def _assign(tree: dict[str, Json], parts: list[str], value: Json) -> None:
             node = node[position]
         else:
             raise InputError(
-                f"--set {_format(parts)}: {_format(parts[: depth + 1])} is inside a value that has no keys"
+                f"--set {_format(parts)}: {_format(parts[:depth])} has no keys, because its value is not an object"
             )
 
 

@@ -81,7 +81,7 @@ def find_problems(
     """Return all problems of a tree.
 
     `extra_keys` are further suggestions for unknown top-level keys. `without_nulls` is the tree whose values are
-    checked: without keys that overrides remove, which have to be known all the same.
+    checked: it lacks keys that overrides set to null, which must still be known keys.
     """
     unknown = [error for error in _validate(tree, model) if error["type"] == "extra_forbidden"]
     problems, misspelled = [], set()
@@ -151,7 +151,7 @@ def _find_in_sections(key: str, model: type[BaseModel]) -> str | None:
 
 
 def _list_key_paths(model: type[BaseModel], path: str = "") -> dict[str, str]:
-    """Return the dotted path of each key in a model and its sections; of equal names, the first."""
+    """Return the dotted path of each key in a model and its sections by name; of equal names, the outermost."""
     paths = {name: join_path(path, name) for name in model.model_fields}
     for name, field in model.model_fields.items():
         section = field.annotation
@@ -169,7 +169,7 @@ class _Complaint(NamedTuple):
 
 
 def _list_wrong_values(errors: Iterable[ErrorDetails], tree: Json, misspelled: set[str]) -> list[Problem]:
-    """Return at most one problem per key path; a misspelled key is not also reported as missing."""
+    """Return the problems of wrong values, one per key path; a misspelled key is not also reported as missing."""
     by_path: dict[str, list[_Complaint]] = {}
     for error in errors:
         if error["type"] == "extra_forbidden":
@@ -189,7 +189,7 @@ def _list_wrong_values(errors: Iterable[ErrorDetails], tree: Json, misspelled: s
 
 
 def _get_path(error: ErrorDetails, tree: Json) -> str:
-    """Return pydantic's location without the names of union members, which are not in the user's file."""
+    """Return the dotted path of a pydantic error, without names of union members, which are not in the user's file."""
     path, node = "", tree
     for depth, part in enumerate(error["loc"]):
         is_missing = error["type"] == "missing" and depth == len(error["loc"]) - 1

@@ -17,7 +17,7 @@ Ignored = JsonValue
 
 
 def is_ignored(annotation: object) -> bool:
-    """Return whether a field has the type of keys without effect."""
+    """Return whether a type annotation is Ignored, which marks manifest keys that have no effect."""
     return annotation is Ignored
 
 

@@ -32,7 +32,7 @@ def find_closest(word: str, known: Iterable[str]) -> str | None:
 
 
 def find_typo(word: str, known: Iterable[str]) -> str | None:
-    """Return the known word at edit distance 1; fast if there is none, because objects may have many keys."""
+    """Return the known word at edit distance 1, or None; fast, because an object may have many keys."""
     letters = set(word)
     return next(
         (

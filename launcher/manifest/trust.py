@@ -28,7 +28,7 @@ def list_code(manifest: Manifest) -> tuple[str, ...]:
 
 
 def list_judge_code(manifest: Manifest) -> tuple[str, ...]:
-    """Return the judge's code that a manifest names; empty for a built-in judge."""
+    """Return a description of the judge's code that a manifest names; empty for a built-in judge."""
     evaluation = manifest.evaluation or Evaluation()
     if evaluation.judge_command:
         return (f"evaluation.judge_command: {shlex.join(evaluation.judge_command)}",)
@@ -36,7 +36,7 @@ def list_judge_code(manifest: Manifest) -> tuple[str, ...]:
 
 
 def list_remote_code(is_requested: bool, base: str) -> tuple[str, ...]:
-    """Return the code of a base model if it is to be executed."""
+    """Return a description of a base model's Python code if the manifest asks to run it; empty otherwise."""
     return (f"trust_remote_code: the Python files of the base model {base}",) if is_requested else ()
 
 

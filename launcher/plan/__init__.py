@@ -1,4 +1,4 @@
-"""make_plan(manifest, hardware) -> Plan: every decision, with its reason, before any GPU is touched."""
+"""make_plan(manifest, hardware) -> Plan: every decision, with its reason, made before any GPU is used."""
 
 from launcher.plan.context import PlanOptions
 from launcher.plan.make import make_plan

@@ -87,7 +87,7 @@ def _explain_pissa(context: PlanContext) -> list[Decision]:
 
 
 def _check_saved_modules(context: PlanContext) -> None:
-    """Refuse other modules than embeddings and head: fused layers take norms and linear layers as frozen."""
+    """Refuse modules_to_save other than embeddings and LM head: fused layers need frozen norms and linear layers."""
     base = context.base
     unknown = [name for name in context.config.modules_to_save if name not in base.embedding_names]
     if unknown:
@@ -143,7 +143,7 @@ def _explain_experts(context: PlanContext) -> list[Decision]:
 
 
 def _list_targets(context: PlanContext) -> tuple[str, ...]:
-    """Return the target modules; "all-linear" remains for training to resolve if the names are unknown here."""
+    """Return the target modules; "all-linear" is kept for training to resolve if the base's layer names are unknown."""
     targets, base = context.config.target_modules, context.base
     if targets != ALL_LINEAR:
         return tuple(dict.fromkeys(targets))
@@ -225,7 +225,7 @@ def _decide_dropout(context: PlanContext) -> tuple[float, list[Decision]]:
 
 
 def _describe_differences(context: PlanContext) -> str:
-    """Return how the published adapter in base_models[0].adapters differs from the trained one."""
+    """Return how the adapter in base_models[0].adapters differs from the one to train; empty if it does not."""
     config = context.config
     if not context.entry.adapters:
         return ""

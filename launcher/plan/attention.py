@@ -1,4 +1,4 @@
-"""Choice of the attention backend. Every backend masks documents that share a sequence; training verifies it."""
+"""Choice of the attention backend. Every backend keeps documents of a packed sequence apart; training verifies it."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def decide_attention(context: PlanContext, dtype: Dtype) -> tuple[AttentionPlan,
 
 
 def find_measured(context: PlanContext, dtype: Dtype) -> MeasuredAttention | None:
-    """Return the newest measurement of these heads on this machine, unless the manifest or the base decides."""
+    """Return this machine's latest benchmark that decides the order of attention backends for the base, or None."""
     if context.gpu is None or _prefers_torch(context) or _has_softcap(context) or _has_sinks(context):
         return None
     base = context.base
@@ -63,7 +63,7 @@ def find_measured(context: PlanContext, dtype: Dtype) -> MeasuredAttention | Non
 
 
 def _order_by_time(backends: tuple[AttentionBackend, ...], measured: MeasuredAttention) -> tuple[AttentionBackend, ...]:
-    """Sort backends by measured time, unmeasured ones last; those that exclude a CUDA graph come after all others."""
+    """Sort attention backends by measured time, unmeasured last; after them, those that a CUDA graph cannot capture."""
 
     def rank(backend: AttentionBackend) -> tuple[bool, float]:
         return backend in UNRECORDABLE_ATTENTION, measured.milliseconds.get(backend, float("inf"))
@@ -77,7 +77,7 @@ def _describe_times(backends: tuple[AttentionBackend, ...], measured: MeasuredAt
 
 
 def list_backends(context: PlanContext, dtype: Dtype) -> tuple[AttentionBackend, ...]:
-    """Return the backends that can run, fastest first."""
+    """Return the attention backends that can run on this hardware, those expected to be fastest first."""
     config, gpu = context.config, context.gpu
     if _has_sinks(context):
         has_flash = gpu is not None and gpu.has_flash_attention and dtype != "fp32"
@@ -98,14 +98,14 @@ def list_backends(context: PlanContext, dtype: Dtype) -> tuple[AttentionBackend,
 
 
 def _supports_own_kernels(context: PlanContext, gpu: Gpu, dtype: Dtype) -> bool:
-    """Return whether our kernels exist for the base and are known to be fast on this GPU."""
+    """Return whether our attention kernels support the base, and were measured on this GPU or its architecture."""
     measured = find_measured(context, dtype)
     is_known = gpu.has_own_attention or (measured is not None and "triton" in measured.milliseconds)
     return is_known and has_own_heads(context.base) and not context.lacks("triton")
 
 
 def has_own_heads(base: ModelShape) -> bool:
-    """Return whether our attention kernels support the heads of a base."""
+    """Return whether our attention kernels support a base's head size and number of query heads per KV head."""
     return base.head_dim in OWN_HEAD_SIZES and base.num_heads // base.num_kv_heads <= OWN_GROUP
 
 
@@ -132,7 +132,7 @@ def _has_softcap(context: PlanContext) -> bool:
 
 
 def _has_sinks(context: PlanContext) -> bool:
-    """Return whether a learned score per head takes part in the softmax, as in gpt-oss."""
+    """Return whether the base has attention sinks (a learned score per head in the softmax), as gpt-oss does."""
     family = FAMILIES.get(context.base.model_type)
     return family is not None and family.has_sinks
 

@@ -19,7 +19,7 @@ _FEW_STEPS = 20
 
 
 def make_batch_plan(context: PlanContext, inputs: SearchInputs, layout: Layout) -> BatchPlan:
-    """Return the batch sizes of a layout."""
+    """Return how a layout splits the global batch over ranks and micro-steps."""
     config, ranks = context.config, context.num_ranks
     steps = count_accumulation_steps(inputs, layout)
     slots = layout.micro_batch_size * steps * ranks
@@ -39,7 +39,7 @@ def make_batch_plan(context: PlanContext, inputs: SearchInputs, layout: Layout) 
 
 
 def _nearest_even(global_batch: int, ranks: int) -> tuple[int, ...]:
-    """Return the nearest global batches that the ranks divide; empty if they divide this one."""
+    """Return the multiples of the number of ranks next to a global batch; empty if it is such a multiple itself."""
     below = global_batch // ranks * ranks
     if below == global_batch:
         return ()
@@ -63,7 +63,7 @@ def explain_batch(context: PlanContext, batch: BatchPlan) -> list[Decision]:
 
 
 def _explain_split(batch: BatchPlan, sequences: int) -> Decision:
-    """Return the decision about the split of the batch; micro-steps that are empty on every rank are left out."""
+    """Return the decision about the batch split, not counting micro-steps in which no rank has a sequence."""
     per_step = batch.micro_batch_size * batch.num_ranks
     steps = min(batch.gradient_accumulation_steps, ceil(sequences / per_step))
     accumulated, ranks = _count(steps, "accumulation step"), _count(batch.num_ranks, "rank")

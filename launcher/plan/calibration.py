@@ -1,9 +1,9 @@
 """Correction of memory and speed estimates by measured runs of this machine. Pure: no files are read here.
 
-The memory estimate is raised by the largest excess of a similar run. It is lowered only if at least three runs stayed
-below, to the highest of them plus their spread, and never for a run larger than those. The speed estimate is scaled by
-the median of the last runs. The search for a layout does not use that, so that measured strategies are not favoured
-over others.
+The memory estimate is raised by the largest excess of a similar run. It is lowered only if at least three similar runs
+stayed below their estimates: to their highest ratio plus the spread, and never for a run larger than those. The speed
+estimate is scaled by the median ratio of the last runs. The search for a layout uses uncorrected speed estimates, so
+that strategies with measured runs are not favoured over others.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _SIZE_CLASSES = (
 
 
 class RunFamily(Frozen):
-    """Runs whose estimates are off by about the same factor."""
+    """Settings that similar runs share: their memory and speed estimates are off by about the same factor."""
 
     size_class: str
     adapter: AdapterKind
@@ -85,7 +85,7 @@ class MeasuredRun(Frozen):
 
 
 class AttentionShape(Frozen):
-    """What decides which attention backend is the fastest on a GPU."""
+    """Numbers, size and data type of attention heads, which decide the fastest attention backend on a GPU."""
 
     num_heads: int
     num_kv_heads: int
@@ -94,7 +94,7 @@ class AttentionShape(Frozen):
 
 
 class MeasuredAttention(Frozen):
-    """Result of `launcher bench attention`."""
+    """Times of the attention backends for one shape of heads, as measured by `launcher bench attention`."""
 
     when: str  # ISO 8601, UTC
     shape: AttentionShape
@@ -117,7 +117,7 @@ NO_CALIBRATION = Calibration()
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Correction:
-    """Factor for an estimate, the number of runs it is based on, and the range of their ratios."""
+    """Factor that corrects an estimate, the number of runs it is based on, and the range of the runs' own factors."""
 
     factor: float
     num_runs: int
@@ -126,7 +126,7 @@ class Correction:
 
 
 def make_calibration(measured: Iterable[MeasuredRun], attention: Iterable[MeasuredAttention] = ()) -> Calibration:
-    """Group runs by family, in order of time."""
+    """Return a Calibration with the measured runs grouped by family, oldest first."""
     runs: dict[RunFamily, tuple[MeasuredRun, ...]] = {}
     for run in sorted(measured, key=lambda run: (run.when, run.run)):
         runs[run.family] = (*runs.get(run.family, ()), run)
@@ -134,7 +134,7 @@ def make_calibration(measured: Iterable[MeasuredRun], attention: Iterable[Measur
 
 
 def make_family(shape: ModelShape, recipe: Recipe) -> RunFamily:
-    """Return the family that a run belongs to."""
+    """Return the calibration family of a run with this base model and these settings."""
     return RunFamily(
         size_class=next(name for limit, name in _SIZE_CLASSES if shape.num_parameters < limit)
         + ("" if shape.experts is None else ", experts")
@@ -168,13 +168,13 @@ def compute_memory_correction(calibration: Calibration, family: RunFamily, estim
 def compute_speed_correction(
     calibration: Calibration, family: RunFamily, *, captures: bool = False
 ) -> Correction | None:
-    """Return the speed correction, or None without measured runs."""
+    """Return the speed correction from runs with (`captures`) or without CUDA graphs; None without measured runs."""
     runs = [run for run in calibration.runs.get(family, ()) if run.captured == captures]
     return _correct_by_median([run.speed_ratio for run in runs if run.speed_ratio is not None])
 
 
 def compute_measured_speed(calibration: Calibration, family: RunFamily, base: str) -> Correction | None:
-    """Return measured tokens/s of this base on hardware without an estimate, as the factor of an estimate of 1."""
+    """Return the median measured tokens/s of a base, for hardware without an estimate; None if it was not measured."""
     runs = calibration.runs.get(family, ())
     return _correct_by_median([run.measured_tokens_per_second for run in runs if run.base == base])
 

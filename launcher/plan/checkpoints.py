@@ -1,4 +1,4 @@
-"""How checkpoints are saved: gathered on rank 0, or in shards where its host cannot hold them."""
+"""How checkpoints are saved: gathered on rank 0, or in shards if the CPU memory of its node is too small for that."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class PlanOptions:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanContext:
-    """Everything that decisions depend on."""
+    """Inputs of all decisions of the plan: manifest, hardware, base model, rows and options."""
 
     manifest: Manifest
     config: TrainingConfig  # the manifest's; in the smoke profile with smaller sizes
@@ -71,7 +71,7 @@ class PlanContext:
         return self.hardware.num_ranks
 
     def lacks(self, package: str) -> bool:
-        """Return whether an optional package is missing here. A machine from the catalogue has them all."""
+        """Return whether this machine lacks an optional package; hardware of the catalogue is assumed to have it."""
         return self.hardware.source == "probe" and package not in self.hardware.packages
 
     @property
@@ -101,7 +101,7 @@ def hardware_decision(name: str, value: str, reason: str) -> Decision:
 
 
 def user_decision(name: str, value: str) -> Decision:
-    """Return a value taken from the user's hardware.json."""
+    """Return a decision for a value taken from the user's hardware.json."""
     return Decision(name=name, value=value, reason="your hardware.json", decided_by="user")
 
 
@@ -117,7 +117,7 @@ _SILENT_KEYS = {
 
 
 def name_flags(decisions: Iterable[Decision], options: PlanOptions) -> Iterator[Decision]:
-    """Yield the decisions; where flags set the manifest's keys, a decision names the flags instead."""
+    """Yield the decisions; those about manifest keys that flags have set name the flags instead of the manifest."""
     for decision in decisions:
         words = {*re.findall(r"\w+", decision.reason), *_SILENT_KEYS.get(decision.name, ())}
         keys = sorted(key for key in options.overridden_keys if key.rpartition(".")[2] in words)

@@ -48,7 +48,7 @@ class ModelSettings:
         return "none" if self.quantization is None else self.quantization.kind
 
     def store_quantization(self, strategy: Strategy) -> QuantizationPlan | None:
-        """Return how the quantized base is stored with a strategy; None if it is not quantized."""
+        """Return the quantization with the storage dtype that a strategy needs; None if the base is not quantized."""
         return self.quantization and self.quantization.stored_for(strategy, self.precision.compute_dtype)
 
 
@@ -133,7 +133,7 @@ def _decide_compute_dtype(context: PlanContext) -> tuple[Dtype, Decision]:
 
 
 def _uses_fp8(context: PlanContext) -> bool:
-    """Return whether the frozen base is multiplied in FP8; raise an error if FP8 is requested but impossible."""
+    """Return whether matmuls of the frozen base run in FP8; raise InputError if FP8 is requested but impossible."""
     gpu, config = context.gpu, context.config
     if config.precision != "fp8" or context.is_smoke:
         return False

@@ -14,7 +14,7 @@ from launcher.plan.model import Plan
 
 
 def make_recipe(settings: ModelSettings | Plan, hardware: Hardware, sequence_length: int, *, compiled: bool) -> Recipe:
-    """Return the smallest recipe: one process, micro-batches of one sequence, without checkpointing."""
+    """Return the memory estimate's inputs for the simplest layout: strategy single, micro-batch 1, no checkpointing."""
     return Recipe(
         adapter=settings.adapter.kind,
         rank=settings.adapter.rank,
@@ -44,7 +44,7 @@ def make_recipe(settings: ModelSettings | Plan, hardware: Hardware, sequence_len
 
 
 def recipe_from_plan(plan: Plan) -> Recipe:
-    """Return the inputs of the memory estimate."""
+    """Return the inputs of the memory estimate of a finished plan."""
     smallest = make_recipe(plan, plan.hardware, plan.batch.sequence_length, compiled=plan.compile is not None)
     return replace(
         smallest,
@@ -60,7 +60,7 @@ def recipe_from_plan(plan: Plan) -> Recipe:
 
 
 def make_workload(shape: ModelShape, recipe: Recipe, document_tokens: float, trained_share: float = 1.0) -> Workload:
-    """Return the inputs of the step-time estimate; the data's mean document length and share of trained tokens."""
+    """Return the inputs of the step-time estimate: those of the memory estimate, and two averages of the data."""
     has_dropout = recipe.adapter_dropout > 0
     return Workload(
         shape=shape,

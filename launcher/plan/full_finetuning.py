@@ -43,7 +43,7 @@ def apply_requests(context: PlanContext, settings: ModelSettings) -> ModelSettin
 def iterate_leaner_settings(
     context: PlanContext, settings: ModelSettings, missing_bytes: int
 ) -> Iterator[ModelSettings]:
-    """Yield settings that need less and less memory, within what the manifest allows."""
+    """Yield settings for full fine-tuning that need less and less memory, if the manifest allows them."""
     config = context.config
     if settings.adapter.kind != "full" or _find_obstacle(context, settings):
         return
@@ -99,5 +99,5 @@ def _use_in_backward(settings: ModelSettings, decision: Decision) -> ModelSettin
 
 
 def _replace(settings: ModelSettings, decision: Decision) -> tuple[Decision, ...]:
-    """Return the decisions with one of them replaced."""
+    """Return the decisions of the settings, with `decision` in place of the one that has the same name."""
     return tuple(decision if other.name == decision.name else other for other in settings.decisions)

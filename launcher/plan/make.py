@@ -117,7 +117,7 @@ def _search(context: PlanContext, settings: ModelSettings) -> _Choice:
 def _make_context(
     manifest: Manifest, hardware: Hardware, base: ModelShape, rows: RowEstimate, options: PlanOptions
 ) -> PlanContext:
-    """Apply the sizes of the smoke profile: everything after this reads context.config."""
+    """Return the inputs of the plan; in the smoke profile, context.config has small sizes instead of the manifest's."""
     context = PlanContext(
         manifest=manifest,
         config=manifest.training.config,
@@ -211,7 +211,7 @@ def _more_notes(context: PlanContext, speed: SpeedPlan, task_eval: TaskEvalPlan 
 
 
 def _estimate_speed(context: PlanContext) -> float | None:
-    """Return the tokens/s of a plan without making the rest of it."""
+    """Return only the estimated tokens/s of the plan for a context; None if they are unknown."""
     choice, layout = _choose(context)
     return make_speed_plan(context, choice.inputs, layout).tokens_per_second
 
@@ -239,7 +239,7 @@ def _make_memory_plan(inputs: SearchInputs, layout: Layout, saving_bytes: int) -
 
 
 def _explain_calibration(context: PlanContext, inputs: SearchInputs, layout: Layout) -> list[Decision]:
-    """Return the decisions about calibration by measured runs."""
+    """Return the decisions that explain how measured runs correct the memory and speed estimates."""
     recipe = make_recipe(inputs, layout)
     allocated = estimate_memory(inputs.shape, recipe).allocated_bytes
     memory = compute_memory_correction(inputs.calibration, make_family(inputs.shape, recipe), allocated)

@@ -37,7 +37,7 @@ class Budget:
 
     @property
     def usable_bytes(self) -> int:
-        """Return the bytes that a plan may use."""
+        """Return the device memory that a plan may use: free minus headroom, or less after a plan ran out of memory."""
         usable = self.free_bytes - self.headroom_bytes
         return usable if self.oom_bytes is None else min(usable, self.oom_bytes - 1)
 
@@ -71,17 +71,17 @@ class SearchInputs:
 
     @cached_property
     def exchange(self) -> Exchange:
-        """The sizes of what ranks exchange."""
+        """Bytes of the weights and gradients that ranks exchange."""
         return make_exchange(self.workload, self.num_trained)
 
     @property
     def slots_per_rank(self) -> int:
-        """Return the number of sequences per step and rank."""
+        """Return how many sequences a rank can have in one step."""
         return ceil(self.global_batch_size / self.hardware.num_ranks)
 
     @property
     def filled_slots_per_rank(self) -> int:
-        """Return the number of sequences per step and rank, without empty slots."""
+        """Return how many sequences a rank has in one step; fewer if an epoch is smaller than the global batch."""
         return ceil(self.step_sequences / self.hardware.num_ranks)
 
 
@@ -126,7 +126,7 @@ def can_use_cuda_graph(context: PlanContext, settings: ModelSettings) -> bool:
 
 
 def expects_cuda_graph(context: PlanContext, settings: ModelSettings) -> bool:
-    """Return whether a CUDA graph is likely, before memory is considered."""
+    """Return whether micro-steps are expected to run as a CUDA graph, before memory and layout are known."""
     return can_use_cuda_graph(context, settings) and (context.num_ranks == 1 or settings.adapter.kind != "full")
 
 
@@ -144,7 +144,7 @@ def find_cuda_graph_obstacle(context: PlanContext, settings: ModelSettings) -> s
 
 
 def estimate_slot_tokens(context: PlanContext) -> float:
-    """Return the expected number of computed tokens per sequence of the batch."""
+    """Return the mean number of tokens computed per sequence of the batch, padding included."""
     config = context.config
     if config.packing:
         return config.max_seq_length

@@ -84,7 +84,7 @@ class QuantizationPlan(Frozen):
     double_quantization: bool
 
     def stored_for(self, strategy: Strategy, compute_dtype: Dtype) -> QuantizationPlan:
-        """Return this plan with 4-bit weights in the dtype of the other weights if they are sharded along with them."""
+        """Return this plan with the storage dtype for a strategy: the compute dtype for sharded weights, else uint8."""
         return self.model_copy(update={"storage_dtype": compute_dtype if strategy in SHARDED_STRATEGIES else "uint8"})
 
 
@@ -229,7 +229,7 @@ class MemoryPlan(Frozen):
 
     @property
     def total_bytes(self) -> int:
-        """Return the predicted peak."""
+        """Return the predicted peak memory of one rank."""
         return sum(term.num_bytes for term in self.terms)
 
     @property

@@ -1,4 +1,4 @@
-"""OOM fallbacks: what to change next after CUDA out of memory, with the same global batch and less memory each."""
+"""OOM fallbacks: settings to retry with after CUDA out of memory. Each needs less memory; the global batch stays."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def make_oom_fallbacks(
 def _iterate_layouts(
     layout: Layout, candidates: tuple[Candidate, ...], *, is_whole: bool
 ) -> Iterator[tuple[str, Layout]]:
-    """Yield layouts that need less and less memory, with what changes. `is_whole`: the batch stays one micro-batch."""
+    """Yield each change to try and the layout after it, in order; with `is_whole`, the batch stays one micro-batch."""
     while layout.micro_batch_size > 1 and not is_whole:
         layout = replace(layout, micro_batch_size=layout.micro_batch_size // 2)
         yield f"micro-batch {layout.micro_batch_size}", layout
@@ -97,7 +97,7 @@ def apply_next_fallback(plan: Plan) -> Plan | None:
 
 
 def _restrict_compile(plan: Plan, fallback: OomFallback) -> CompilePlan | None:
-    """Compile layer by layer if layers are checkpointed or gathered one by one; not where that was not measured."""
+    """Return how a fallback compiles: per layer if layers are checkpointed or sharded; None if not measured."""
     is_same_engine = (fallback.strategy, fallback.offload) == (plan.strategy, plan.offload)
     if plan.compile is None:
         return None

@@ -48,14 +48,14 @@ def make_data_plan(context: PlanContext) -> DataPlan:
 
 
 def _get_template(context: PlanContext) -> str:
-    """Return the prompt template; the tiny base of the smoke profile has special tokens for chatml only."""
+    """Return the prompt template: chatml where the smoke profile's tiny base lacks the manifest's special tokens."""
     template = context.entry.prompt_template
     is_missing = context.entry.chat_template is not None and context.options.chat_template is None
     return "chatml" if context.is_smoke and (template == "llama3" or is_missing) else template
 
 
 def explain_trackers(context: PlanContext) -> Iterator[Decision]:
-    """Yield the decisions about trackers; the API key of W&B is known only where the run starts."""
+    """Yield the decisions about trackers; whether W&B has an API key is known only where the run starts."""
     wandb, report_to = context.config.wandb, context.config.report_to
     if report_to is not None:
         named = ", ".join(_TITLES[name] for name in report_to) or "none"

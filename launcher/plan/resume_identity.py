@@ -45,7 +45,7 @@ def collect_learning_settings(plan: Plan) -> dict[str, object]:
 
 
 def find_changed_settings(before: Mapping[str, object], now: Mapping[str, object]) -> tuple[Problem, ...]:
-    """Return one problem per setting that differs."""
+    """Return one problem per setting that differs between the checkpoint and the resumed run."""
     return tuple(
         Problem(where=key, what=f"{show_value(_get(before, key))} before, {show_value(_get(now, key))} now")
         for key in sorted(before.keys() | now.keys())
@@ -54,7 +54,7 @@ def find_changed_settings(before: Mapping[str, object], now: Mapping[str, object
 
 
 def _get(settings: Mapping[str, object], key: str) -> object:
-    """Return a setting; one that an older version did not write has the plan's default."""
+    """Return a setting, or its default in the plan if an older version did not write it."""
     group, _, name = key.partition(".")
     field = _MODELS[group].model_fields.get(name) if group in _MODELS else None
     default = None if field is None or field.is_required() else field.default

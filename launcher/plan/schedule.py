@@ -45,7 +45,7 @@ def estimate_run_length(context: PlanContext) -> RunLength:
 
 
 def count_step_sequences(context: PlanContext) -> int:
-    """Return the sequences of a step: the global batch, or all of an epoch that has fewer."""
+    """Return the number of sequences per step: the global batch, or those of an epoch if it has fewer."""
     batch, sequences = context.config.global_batch_size, estimate_run_length(context).sequences
     return batch if sequences is None else min(batch, sequences)
 
@@ -137,14 +137,14 @@ def format_every_steps(steps: int) -> str:
 
 
 def format_warmup(ratio: float | None, steps: int | None) -> str:
-    """Return the warm-up as text; a ratio of an unknown number of steps, or a number of steps."""
+    """Return the warm-up as text: in steps, or as a ratio if the number of steps is unknown."""
     if steps is None:
         return f"{ratio:g} of the steps of warm-up"
     return f"{steps} step{'s' * (steps != 1)} of warm-up"
 
 
 def format_cadence(cadence: Cadence, steps: int | None) -> str:
-    """Return a cadence as text, such as "every 500 steps"."""
+    """Return how often to save or evaluate as text, such as "every 500 steps"."""
     return _format_every(_every(cadence, steps, None))
 
 
@@ -156,13 +156,13 @@ def loads_best(config: TrainingConfig) -> bool:
 
 
 def _name_best_metric(context: PlanContext) -> str:
-    """Return the metric that decides which checkpoint is best; answers of random weights are not judged."""
+    """Return the metric that decides which checkpoint is best; with random weights always the validation loss."""
     check = context.config.best_check
     return EVAL_LOSS if check is None or context.options.random_weights else f"{EVAL_PREFIX}{check}"
 
 
 def _warmup_steps(config: TrainingConfig, length: RunLength) -> int | None:
-    """Return the warm-up steps; warmup_ratio wins over warmup_steps, which published manifests set to 0 with it."""
+    """Return the warm-up steps; warmup_ratio takes precedence: published manifests with it also set warmup_steps 0."""
     if config.warmup_ratio is None:
         return config.warmup_steps
     return None if length.num_steps is None else ceil(config.warmup_ratio * length.num_steps)

@@ -2,8 +2,8 @@
 
 If each rank holds the full model, checkpointing is dropped first, at a small micro-batch, and only then does the
 micro-batch grow. So more memory never leads to more checkpointing or to a smaller micro-batch, except to make room for
-a CUDA graph. If weights are gathered or fetched for every micro-step, fewer and larger micro-steps may be worth
-recomputing: there, all combinations are compared.
+a CUDA graph. If weights are gathered or fetched for every micro-step, fewer and larger micro-steps may be worth the
+recomputation that makes room for them: all combinations are compared in that case.
 """
 
 from __future__ import annotations
@@ -67,10 +67,10 @@ def estimate_layout_memory(inputs: SearchInputs, layout: Layout, *, cautious: bo
 
 @lru_cache(maxsize=_CACHED_LAYOUTS)
 def uses_cuda_graph(inputs: SearchInputs, layout: Layout) -> bool:
-    """Return whether micro-steps run as a CUDA graph: if its private memory pool fits.
+    """Return whether micro-steps run as a CUDA graph: the layout must allow one, and its private memory pool must fit.
 
-    Replicas then all-reduce gradients after it, which is cheap for an adapter. In full fine-tuning the all-reduce must
-    overlap with the backward pass.
+    DDP ranks all-reduce gradients after the graph, which is cheap for an adapter. Full fine-tuning on several ranks has
+    no graph, because its all-reduce must overlap with the backward pass.
     """
     if not inputs.can_use_cuda_graph or layout.offload != "none" or inputs.recipe.optimizer_in_bwd:
         return False
@@ -82,7 +82,7 @@ def uses_cuda_graph(inputs: SearchInputs, layout: Layout) -> bool:
 
 
 def make_recipe(inputs: SearchInputs, layout: Layout, *, cautious: bool = False) -> Recipe:
-    """Return the inputs of the memory estimate. A graph keeps gradients alive, as gradient accumulation does."""
+    """Return the inputs of a layout's memory estimate. A CUDA graph keeps gradients alive, as accumulation does."""
     graphed = uses_cuda_graph(inputs, layout)
     accumulates = cautious or count_accumulation_steps(inputs, layout) > 1 or graphed
     return _make_recipe(inputs, layout, accumulates=accumulates, graphed=graphed)
@@ -102,7 +102,7 @@ def _make_recipe(inputs: SearchInputs, layout: Layout, *, accumulates: bool, gra
 
 
 def _count_shards(inputs: SearchInputs, strategy: Strategy) -> int:
-    """Return over how many ranks the state is sharded, if it is: with HSDP, those of a node."""
+    """Return the number of ranks that share one copy of a sharded state: all ranks, or with HSDP those of a node."""
     return inputs.hardware.gpus_per_node if strategy == "hsdp" else inputs.recipe.num_ranks
 
 
@@ -118,7 +118,7 @@ def fits_host_memory(inputs: SearchInputs, memory: MemoryEstimate) -> bool:
 
 
 def find_best_layout(inputs: SearchInputs, candidates: tuple[Candidate, ...]) -> Layout | None:
-    """Return the simplest candidate that fits, unless sharding is clearly faster. Offloading is a last resort."""
+    """Return the simplest layout that fits, or a clearly faster one; None if none fits. Offloading is tried last."""
     best: Layout | None = None
     for strategy, offload in candidates:
         if best is not None and offload != "none":
@@ -132,7 +132,7 @@ def find_best_layout(inputs: SearchInputs, candidates: tuple[Candidate, ...]) ->
 
 
 def _is_clearly_faster(inputs: SearchInputs, layout: Layout, best: Layout) -> bool:
-    """Return whether a layout is worth its complexity: sharded ones are equally complex."""
+    """Return whether a layout is faster than the best so far, and clearly so if the best is not sharded."""
     speedup = 1.0 if best.strategy in SHARDED_STRATEGIES else _MIN_SHARDING_SPEEDUP
     return estimate_step_seconds(inputs, best) > speedup * estimate_step_seconds(inputs, layout)
 
@@ -149,7 +149,7 @@ def _find_best_of(inputs: SearchInputs, strategy: Strategy, offload: Offload) ->
 
 
 def _find_replicated(inputs: SearchInputs, strategy: Strategy) -> Layout | None:
-    """Return the layout with the least recomputation that fits, then with the largest useful micro-batch."""
+    """Return the replicated layout with the least recomputation that fits, and its fastest micro-batch; else None."""
     slots = inputs.filled_slots_per_rank
     if inputs.recipe.optimizer_in_bwd:
         return _find_in_one_micro_batch(inputs, strategy)
@@ -164,14 +164,14 @@ def _find_replicated(inputs: SearchInputs, strategy: Strategy) -> Layout | None:
 
 
 def _find_in_one_micro_batch(inputs: SearchInputs, strategy: Strategy) -> Layout | None:
-    """Return the layout with the least recomputation in which the whole batch of a rank is one micro-batch."""
+    """Return the layout with the least recomputation that fits a rank's batch as one micro-batch; None if none does."""
     whole = replace(leanest_layout(inputs, (strategy, "none")), micro_batch_size=inputs.slots_per_rank)
     layouts = (replace(whole, checkpointing=level) for level in inputs.levels)
     return next((layout for layout in layouts if fits_memory(inputs, layout)), None)
 
 
 def _largest_fit(inputs: SearchInputs, start: Layout, limit: int) -> int:
-    """Bisect for the largest micro-batch that fits: memory grows with it."""
+    """Return the largest micro-batch that fits, by bisection: memory grows with the micro-batch."""
     low, high = start.micro_batch_size, limit
     while low < high:
         middle = (low + high + 1) // 2
@@ -183,13 +183,13 @@ def _largest_fit(inputs: SearchInputs, start: Layout, limit: int) -> int:
 
 
 def _fastest_split(inputs: SearchInputs, layout: Layout, largest: int) -> Layout:
-    """Return the layout with the micro-batch that finishes a step first; the smaller on a tie."""
+    """Return the layout with the micro-batch that makes a step shortest; on a tie, with the smaller one."""
     options = (replace(layout, micro_batch_size=size) for size in _sizes(inputs.filled_slots_per_rank, largest))
     return min(options, key=lambda option: round(estimate_step_seconds(inputs, option), 9))
 
 
 def _sizes(slots: int, largest: int) -> list[int]:
-    """Return the micro-batch sizes to try: for every number of micro-steps the smallest size."""
+    """Return the micro-batch sizes to try: all if they are few, else the smallest for each number of micro-steps."""
     if largest <= _TRIED_SIZES:
         return list(range(1, largest + 1))
     fewest = ceil(slots / largest)
@@ -202,12 +202,12 @@ def count_accumulation_steps(inputs: SearchInputs, layout: Layout) -> int:
 
 
 def _count_filled_steps(inputs: SearchInputs, layout: Layout) -> int:
-    """Return the number of micro-steps with sequences: empty ones are left out."""
+    """Return the number of micro-steps per optimizer step in which a rank has sequences."""
     return ceil(inputs.filled_slots_per_rank / layout.micro_batch_size)
 
 
 def leanest_layout(inputs: SearchInputs, candidate: Candidate = ("single", "none")) -> Layout:
-    """Return the layout of a candidate that needs the least memory."""
+    """Return the layout that needs the least memory with a given strategy and offloading."""
     strategy, offload = candidate
     return Layout(strategy=strategy, offload=offload, checkpointing=inputs.levels[-1], micro_batch_size=1)
 
@@ -229,7 +229,7 @@ def split_step_seconds(inputs: SearchInputs, layout: Layout) -> tuple[float, flo
 
 
 def _estimate_chunked_seconds(inputs: SearchInputs, layout: Layout) -> float:
-    """Return the seconds of an update in chunks, with copies of moments that are in CPU memory."""
+    """Return the seconds of a chunked weight update, with copies of moments in CPU memory; 0 without chunks."""
     recipe, gpu = inputs.recipe, inputs.hardware.gpu
     is_paged = recipe.optimizer == "paged_adamw_8bit"
     if gpu is None or not (recipe.trainable_dtype == "bf16" or recipe.optimizer_in_bwd or is_paged):
@@ -278,5 +278,5 @@ def _compute_seconds(inputs: SearchInputs, layout: Layout) -> float:
 
 
 def is_launch_bound(inputs: SearchInputs, layout: Layout) -> bool:
-    """Return whether the host takes (nearly) longer to launch a micro-step than the GPU to run it."""
+    """Return whether the host takes about as long to launch a micro-step as the GPU to run it, or longer."""
     return _compute_seconds(inputs, layout) < _LAUNCH_MARGIN * estimate_launch_seconds(_make_workload(inputs, layout))

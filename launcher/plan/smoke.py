@@ -61,7 +61,7 @@ class _Sizes:
         return {key: value for key, value in values.items() if key not in fixed and getattr(config, key) != value}
 
     def replace(self, decision: str, values: _Values, cause: str, original: str | None) -> None:
-        """Replace the values of a decision; `original` is the manifest's value, None if it has none."""
+        """Record new values and the reason for them; `original` is the manifest's value, None if it has none."""
         if values:
             self.values |= values
             shown = "not in the manifest" if original is None else f"manifest: {original}"
@@ -76,7 +76,7 @@ def choose_smoke_length(row_tokens: float) -> int:
 def make_smoke_sizes(
     config: TrainingConfig, overridden_keys: frozenset[str], row_tokens: float = 0.0
 ) -> tuple[TrainingConfig, dict[str, str]]:
-    """Return the config with small sizes, and by decision name the reasons for values that differ from the manifest.
+    """Return the config with the smoke profile's sizes, and the reason for each changed value by decision name.
 
     `overridden_keys` are dotted keys set on the command line, which are kept; `row_tokens` is the mean length of rows.
     """
@@ -93,7 +93,7 @@ def make_smoke_sizes(
 
 
 def replace_reasons(decisions: Iterable[Decision], replaced: Mapping[str, str]) -> tuple[Decision, ...]:
-    """Return the decisions, with new reasons for those whose values were replaced."""
+    """Return the decisions, with new reasons for those whose values the smoke profile replaced."""
     return tuple(plan_decision(d.name, d.value, replaced[d.name]) if d.name in replaced else d for d in decisions)
 
 
@@ -152,7 +152,7 @@ def _replace_modules(sizes: _Sizes) -> None:
 
 
 def _replace_cadence(sizes: _Sizes, what: Literal["save", "evaluation"]) -> None:
-    """Replace a cadence, unless the command line sets it, or sets the other one and the best checkpoint is loaded."""
+    """Replace how often to save or evaluate, unless a flag sets it; to load the best checkpoint, both must agree."""
     config, overridden = sizes.config, sizes.overridden
     strategy_key, other_key = f"{what}_strategy", "evaluation_strategy" if what == "save" else "save_strategy"
     steps_key = "save_steps" if what == "save" else "eval_steps"

@@ -128,7 +128,7 @@ def _confidence(
 
 
 def _assess_runs(correction: Correction) -> tuple[str, float | None]:
-    """Derive the error from the spread of measured runs, with a larger minimum for few runs."""
+    """Return the error of a speed estimate as text and number: the spread of measured runs, or a minimum."""
     spread = max(correction.highest / correction.factor - 1, 1 - correction.lowest / correction.factor)
     error = round(max(_MIN_ERROR if correction.num_runs >= _RUNS_TO_TRUST else 2 * _MIN_ERROR, spread), 2)
     return f"{_format_error(error)}: similar runs were measured on this machine", error

@@ -75,7 +75,7 @@ def make_candidates(
 
 
 def _saves_frozen_weights(context: PlanContext) -> bool:
-    """Return whether checkpoints need frozen weights: those of a vision tower whose decoder is fully fine-tuned."""
+    """Return whether checkpoints must include frozen weights: a vision tower's, if its decoder is fully fine-tuned."""
     return context.config.adapter_type == "full" and context.base.frozen_parameters > 0
 
 
@@ -148,7 +148,7 @@ def _check_combination(
         raise InputError(
             "this combination of strategy, adapter and quantization is not supported",
             tuple(problems),
-            hint='or set "auto" to let the plan decide',
+            hint='or set strategy and offload to "auto" to let the plan decide',
         )
 
 

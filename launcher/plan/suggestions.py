@@ -1,4 +1,4 @@
-"""The error if nothing fits: by how much, and what would fit. Every suggestion is checked by the same search."""
+"""The error if no layout fits: the memory that is missing, and settings that would fit, found by the same search."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MIN_SEQUENCE_LENGTH = 256
 
 
 def make_does_not_fit_error(inputs: SearchInputs, candidates: tuple[Candidate, ...]) -> DoesNotFitError:
-    """Return the error with the memory terms of the leanest attempt, and suggestions."""
+    """Return the error if no layout fits, with the terms of the smallest memory estimate and settings that fit."""
     attempts = [estimate_layout_memory(inputs, leanest_layout(inputs, candidate)) for candidate in candidates]
     leanest = min(attempts, key=lambda memory: memory.total_bytes)
     terms = tuple(Problem(where=term.name, what=format_gib(term.num_bytes)) for term in leanest.terms if term.num_bytes)
@@ -59,7 +59,7 @@ def _suggest(inputs: SearchInputs, candidates: tuple[Candidate, ...], leanest: M
         yield "it fits once the other processes have ended"
     if leanest.total_bytes <= inputs.budget.usable_bytes:
         needed = _host_bytes(inputs, leanest) / (1 - CPU_HEADROOM)
-        yield f"--ram {needed / GIB:.0f} fits, if the nodes have that much"
+        yield f"--ram {needed / GIB:.0f} fits, if each node has that many GiB"
     if inputs.levels[-1] != "full" and find_best_layout(replace(inputs, levels=LEVELS), candidates):
         yield "gradient_checkpointing true fits, or let the plan decide"
     yield from _suggest_smaller_training(inputs)
@@ -93,7 +93,7 @@ def _suggest_smaller_training(inputs: SearchInputs) -> Iterator[str]:
 
 
 def _find_sharded_full(inputs: SearchInputs) -> str:
-    """Suggest an optimizer with which several ranks can shard the training, if the current one prevents that."""
+    """Suggest an optimizer that lets ranks shard the training if the current one does not; empty if none helps."""
     if inputs.hardware.num_ranks == 1 or inputs.recipe.optimizer not in EIGHT_BIT_OPTIMIZERS:
         return ""
     plain = replace(inputs, recipe=replace(inputs.recipe, optimizer="adamw_torch_fused"))
@@ -102,7 +102,7 @@ def _find_sharded_full(inputs: SearchInputs) -> str:
 
 
 def find_leaner_full(inputs: SearchInputs) -> str:
-    """Return the settings with which full fine-tuning fits into one GPU, those that change the least."""
+    """Return as text the smallest change of settings with which full fine-tuning fits into one GPU; empty if none."""
     recipe = inputs.recipe
     if recipe.adapter != "full" or inputs.hardware.num_ranks > 1:
         return ""
@@ -122,7 +122,7 @@ def find_leaner_full(inputs: SearchInputs) -> str:
 
 
 def _find_fitting_batch(inputs: SearchInputs) -> int | None:
-    """Return the global batch, or the largest one that fits if it must be one micro-batch."""
+    """Return the global batch if it fits, or the largest that does if it must be one micro-batch; None if none fits."""
 
     def fits(size: int) -> bool:
         smaller = replace(inputs, global_batch_size=size, step_sequences=min(size, inputs.step_sequences))
@@ -134,7 +134,7 @@ def _find_fitting_batch(inputs: SearchInputs) -> int | None:
 
 
 def list_candidates_without_offload(inputs: SearchInputs) -> tuple[Candidate, ...]:
-    """Return the strategies without offloading: one process, or DDP and sharding."""
+    """Return the strategies to try without offloading: single for one rank, else DDP and FSDP2."""
     if inputs.hardware.num_ranks == 1:
         return (("single", "none"),)
     return (("ddp", "none"), ("fsdp2", "none"))

@@ -60,7 +60,7 @@ def decide_task_eval(
 
 
 def check_best_metric(manifest: Manifest) -> None:
-    """Refuse eval/<check> as metric for the best checkpoint if no judge has the check, or too few rows are judged."""
+    """Refuse metric_for_best_model eval/<check> if the judge has no such check, or if no answers are judged."""
     check, rows = manifest.training.config.best_check, (manifest.evaluation or Evaluation()).task_rows
     if check is None:
         return
@@ -114,7 +114,7 @@ def _decide_deciding_eval(
 
 
 def _describe_cost(context: PlanContext, schedule: SchedulePlan, rows: int) -> str:
-    """Return what the evaluations cost in time; generation is bound by kernel launches or by reading the weights."""
+    """Return how long the evaluations take, as text; kernel launches or reading the weights limit generation."""
     gpu, length = context.gpu, estimate_run_length(context)
     every = schedule.evaluate_every_steps
     if every is None and schedule.evaluate_every_epochs and length.steps_per_epoch:
@@ -131,7 +131,7 @@ def _describe_cost(context: PlanContext, schedule: SchedulePlan, rows: int) -> s
 
 
 def keep_evaluable(fallbacks: tuple[OomFallback, ...], task_eval: TaskEvalPlan | None) -> tuple[OomFallback, ...]:
-    """Return the fallbacks that can run the task evaluation that selects the best checkpoint; all if there is none."""
+    """Return the OOM fallbacks that can run the task evaluation if it selects the best checkpoint; else all of them."""
     if task_eval is None or not task_eval.min_rows:
         return fallbacks
     return tuple(filter(_holds_all_weights, fallbacks))

@@ -35,7 +35,7 @@ NOT_MEASURED_UNDER_ZERO3 = (
 
 
 def decide_compile(context: PlanContext, workload: Workload, *, captures: bool) -> tuple[bool, Decision]:
-    """Compare the run with and without torch.compile.
+    """Return whether to use torch.compile, and the decision, which compares the time saved with the compile time.
 
     With a CUDA graph (`captures`), fewer kernels save no launch time.
     """
@@ -63,7 +63,7 @@ def decide_compile(context: PlanContext, workload: Workload, *, captures: bool) 
 
 
 def is_compile_measured(strategy: Strategy, offload: Offload, quantization: Quantization) -> bool:
-    """Return whether compiled layers were measured on a GPU like this; a manifest can request them in any case."""
+    """Return whether compiled layers were measured with these settings on a GPU; a manifest may request them anyway."""
     return strategy != "zero3" or (offload == "none" and quantization == "none")
 
 
@@ -73,7 +73,10 @@ def compile_seconds(workload: Workload) -> float:
 
 
 def _saved_seconds(context: PlanContext, gpu: Gpu, workload: Workload, *, captures: bool) -> float | None:
-    """Return the time saved, as if a step were one micro-step: the choice must not depend on the amount of memory."""
+    """Return the seconds that torch.compile saves in the run, compile time not included; None if unknown.
+
+    A step counts as one micro-step, so that the choice does not depend on the amount of memory.
+    """
     num_steps = estimate_run_length(context).num_steps
     if num_steps is None or estimate_seconds_per_token(gpu, workload) is None:
         return None
@@ -91,7 +94,7 @@ def _saved_seconds(context: PlanContext, gpu: Gpu, workload: Workload, *, captur
 def make_compile_plan(
     context: PlanContext, workload: Workload, layout: Layout, *, captures: bool
 ) -> tuple[CompilePlan | None, list[Decision]]:
-    """Compile per layer, unless launches limit a micro-step and the run is long enough for one graph of the model."""
+    """Return how to compile, and the decisions: per layer, or the whole model if kernel launches limit a long run."""
     if not workload.compiled:
         return None, []
     config = context.config
@@ -107,7 +110,7 @@ def make_compile_plan(
 
 
 def _decide_mode(mode: str | None) -> tuple[str | None, str]:
-    """Avoid torch's CUDA graphs, which overwrite a layer's outputs too early; our graph covers the full micro-step."""
+    """Return the compile mode, without torch's CUDA graphs (they overwrite layer outputs too early), and a remark."""
     if mode == "reduce-overhead":
         return None, "; reduce-overhead: see CUDA graph"
     if mode == "max-autotune":

@@ -1,7 +1,7 @@
-"""Communication time per step: the collectives of a strategy, the link they use, and how much compute hides.
+"""Communication time per step: the collectives of a strategy, the link they use, and how much overlaps with compute.
 
-The traffic is counted and checked against real runs of two ranks (tests/distributed/test_traffic.py). Its duration was
-never measured by us on several GPUs: the constants below come from published tables of other trainers
+The traffic is counted and checked against real runs of two ranks (tests/distributed/test_traffic.py). We never measured
+its duration on several GPUs: the constants below come from published tables of other trainers
 (tests/data/scaling_published.json). Pure, without torch.
 """
 
@@ -59,12 +59,12 @@ class Exchange:
 
     @property
     def adapter_bytes(self) -> float:
-        """Return the bytes of the adapter, which is gathered with the layers."""
+        """Return the bytes of the adapter, which FSDP2 gathers with the layers' weights; 0 in full fine-tuning."""
         return 0.0 if self.adapter == "full" else self.num_trained * self.compute_bytes
 
 
 def make_exchange(workload: Workload, num_trained: float) -> Exchange:
-    """Return the sizes. Only matrices of layers are quantized; embeddings, head and norms stay in the compute dtype."""
+    """Return the sizes of what ranks exchange; embeddings, head and norms are never quantized."""
     shape, compute = workload.shape, float(DTYPE_BYTES[workload.compute_dtype])
     matrices = sum(linear.in_features * linear.out_features for linear in shape.linears)
     stored = NF4_BYTES if workload.quantization == "int4" else compute
@@ -81,7 +81,7 @@ def make_exchange(workload: Workload, num_trained: float) -> Exchange:
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """One kind of collective, with all its messages per step or micro-step."""
+    """One collective operation of a strategy, with its bytes and messages per optimizer step or micro-step."""
 
     kind: CollectiveKind
     what: str
@@ -96,11 +96,11 @@ class Collective:
 
 
 def make_collectives(strategy: Strategy, exchange: Exchange, *, replays: bool = False) -> tuple[Collective, ...]:
-    """Return the collectives: DDP all-reduces gradients once per step, shards gather weights for every micro-step.
+    """Return a strategy's collectives: DDP all-reduces gradients once per step; FSDP2 and ZeRO-3 also gather weights.
 
-    HSDP does what FSDP2 does inside each node, and all-reduces the shards of gradients between nodes once per step.
+    HSDP runs FSDP2's collectives inside each node, and all-reduces gradient shards between nodes once per step.
 
-    Replicas that replay a CUDA graph all-reduce in one message after it (training/engine/gradient_sync.py).
+    DDP ranks that replay a CUDA graph all-reduce in one message after the replay (training/engine/gradient_sync.py).
     """
     layers = exchange.num_layers
     if strategy == "single":
@@ -146,7 +146,7 @@ def make_collectives(strategy: Strategy, exchange: Exchange, *, replays: bool = 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Link:
-    """The slowest link of a ring over all ranks, as the bandwidth per rank."""
+    """The slowest link of a ring over all ranks, and its stated bandwidth."""
 
     name: str
     gb_per_second: float  # as stated
@@ -157,7 +157,7 @@ class Link:
 
 
 def get_slowest_link(hardware: Hardware) -> Link | None:
-    """Return the slowest link, or None for one rank. A ring uses all network cards of a node at once."""
+    """Return the slowest link of a ring over all ranks, which uses all network cards of a node; None for one rank."""
     gpu = hardware.gpu
     if gpu is None or hardware.num_ranks == 1:
         return None
@@ -173,7 +173,7 @@ def get_slowest_link(hardware: Hardware) -> Link | None:
 
 
 def _make_network_link(gpu: Gpu, hardware: Hardware) -> Link:
-    """Return the network of a node, which its ranks share."""
+    """Return the network link of a node, which its ranks share; its bandwidth is assumed if it is not known."""
     gb_per_second = hardware.network_gb_per_second
     if gb_per_second is None:
         is_center = gpu.gpu_class == "datacenter"
@@ -183,7 +183,7 @@ def _make_network_link(gpu: Gpu, hardware: Hardware) -> Link:
 
 
 def reached_gb_per_second(hardware: Hardware) -> float:
-    """Return the bus bandwidth that a collective is assumed to reach."""
+    """Return the bus bandwidth in GB/s that a collective is assumed to reach; infinite for one rank."""
     link = get_slowest_link(hardware)
     return float("inf") if link is None else link.reached_gb_per_second
 
@@ -215,7 +215,7 @@ def estimate_step(
     num_micro_steps: int,
     num_layers: int,
 ) -> StepTime:
-    """Return the step time: micro-step traffic overlaps with each micro-step, other traffic with the last."""
+    """Return the step time; collectives overlap with compute of their micro-step, except those after the step."""
     compute = micro_step_seconds * num_micro_steps
     if hardware.gpu is None or hardware.num_ranks == 1:
         return StepTime(compute_seconds=compute)
@@ -234,7 +234,7 @@ def estimate_step(
 
 
 def _estimate_collective(one: Collective, hardware: Hardware) -> float:
-    """Return the seconds of all messages."""
+    """Return the seconds that all messages of a collective take on the slowest link between its ranks."""
     if one.scope == "inside a node":
         hardware = hardware.model_copy(update={"nodes": 1})
     link = get_slowest_link(hardware)
@@ -248,7 +248,7 @@ def _estimate_collective(one: Collective, hardware: Hardware) -> float:
 
 
 def _hide(seconds: float, compute_seconds: float, num_layers: int) -> float:
-    """Return the hidden time; the first layer's weights and the last layer's gradients cannot overlap."""
+    """Return the seconds of communication hidden by compute; the first weights and last gradients cannot overlap."""
     return (1 - INTERFERENCE) * min(seconds * (1 - 1 / (num_layers + 1)), OVERLAP * compute_seconds)
 
 

@@ -22,7 +22,7 @@ SAMPLE_TEST = "sample/test.jsonl"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowEstimate:
-    """Number of rows, their mean length, and where both come from."""
+    """Estimated number of rows and mean tokens per row, and how both are known."""
 
     num_rows: int | None
     mean_tokens: float
@@ -46,7 +46,7 @@ def estimate_prepared_bytes(num_rows: int, mean_tokens: float) -> float:
 
 
 def estimate_without_rows(dataset: Dataset) -> RowEstimate:
-    """Return the estimate from the numbers that the manifest states."""
+    """Return the estimate for a dataset whose rows are not read, from the row counts stated in the manifest."""
     stated, most = dataset.stated_train_rows, dataset.max_rows
     if stated:
         used = stated if most is None else min(stated, most)

@@ -212,6 +212,6 @@ def estimate_offload_seconds(
 
 
 def estimate_chunked_update_seconds(gpu: Gpu, num_trained: float, paged_bytes: float) -> float:
-    """Estimate the time of an update in chunks, with moments copied from CPU memory and back, without overlap."""
+    """Estimate the time of a chunked weight update; moments in CPU memory are copied both ways, without overlap."""
     update = num_trained * _CHUNKED_UPDATE_BYTES / (gpu.memory_gb_per_second * 1e9 * _BANDWIDTH_EFFICIENCY)
     return update + 2 * paged_bytes / (gpu.host_link_gb_per_second * 1e9 * _HOST_COPY_EFFICIENCY)

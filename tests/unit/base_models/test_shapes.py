@@ -181,7 +181,10 @@ def test_all_problems_of_a_config_are_reported_together() -> None:
         ({"model_type": "falcon_h1", "mamba_d_state": 16}, "mamba_d_state: state-space layers (Mamba) are not"),
         ({"model_type": "falcon_mamba", "state_size": 16}, "state_size: state-space layers (Mamba) are not"),
         ({"model_type": "youtu", "kv_lora_rank": 512}, "kv_lora_rank: multi-head latent attention is not supported"),
-        ({"num_experts": 64}, "num_experts: 64, but llama is not supported (supported mixtures of experts: gpt_oss, "),
+        (
+            {"num_experts": 64},
+            "num_experts: 64, but llama is not supported as a mixture of experts (supported: gpt_oss, ",
+        ),
         ({"num_local_experts": 8}, "num_local_experts: 8, but llama is not supported"),
         ({"model_type": "llava", "text_config": {"num_experts": 8}}, "num_experts: 8, but llava is not supported"),
         ({"model_type": "qwen3_moe", "mlp_only_layers": [0]}, "mlp_only_layers: some layers have no experts"),

@@ -55,13 +55,13 @@ def test_broken_deepspeed_config_is_refused(tmp_path: Path, content: bytes) -> N
     file = tmp_path / "ds.json"
     file.write_bytes(content)
     variables = {**TWO_RANKS, **DEEPSPEED, "ACCELERATE_DEEPSPEED_CONFIG_FILE": str(file)}
-    with pytest.raises(InputError, match=r"ds\.json: DeepSpeed's file cannot be read, or names no ZeRO stage"):
+    with pytest.raises(InputError, match=r"ds\.json: the DeepSpeed config is not readable JSON with a zero_opt"):
         read_launch_env(variables)
 
 
 def test_missing_deepspeed_config_is_refused(tmp_path: Path) -> None:
     variables = {**TWO_RANKS, **DEEPSPEED, "ACCELERATE_DEEPSPEED_CONFIG_FILE": str(tmp_path / "none.json")}
-    with pytest.raises(InputError, match=r"none\.json: DeepSpeed's file cannot be read"):
+    with pytest.raises(InputError, match=r"none\.json: the DeepSpeed config is not readable"):
         read_launch_env(variables)
 
 

@@ -94,7 +94,7 @@ def test_override_in_wrong_section_suggests_the_path(write_manifest: WriteManife
         ("name=" + "[" * 600 + "]" * 600, "nested too deeply"),
         ("name=" + "[" * 100_000, "nested too deeply"),
         ("a." * 600 + "b=1", "nested too deeply"),
-        ("name.first=x", "is inside a value that has no keys"),
+        ("name.first=x", "has no keys, because its value is not an object"),
     ],
 )
 def test_invalid_override_is_refused(write_manifest: WriteManifest, override: str, message: str) -> None:

@@ -1,4 +1,4 @@
-"""Settings that determine memory use, and what follows directly from them."""
+"""Settings that determine memory use, and values derived from them, such as parameter counts."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Recipe:
 
 
 def count_loss_chunk(vocab_size: int) -> int:
-    """Return how many positions the loss processes at a time, a power of two."""
+    """Return the number of token positions in one chunk of the loss, a power of two."""
     low, high = _CHUNK_POSITIONS
     return max(low, min(high, 1 << ((_CHUNK_LOGITS // vocab_size).bit_length() - 1)))
 
@@ -107,7 +107,7 @@ def count_trainable(
 
 
 def count_saved(shape: ModelShape, modules_to_save: tuple[str, ...]) -> tuple[int, int]:
-    """Count the parameters of embeddings and head that are trained completely; tied ones are one weight."""
+    """Return how many parameters modules_to_save trains: in the embeddings (tied ones included), and in the LM head."""
     if shape.tied_embeddings:
         return (shape.embedding_parameters if modules_to_save else 0), 0
     head = shape.head_parameters + (shape.vocab_size if shape.has_head_bias else 0)
@@ -119,7 +119,7 @@ def count_saved(shape: ModelShape, modules_to_save: tuple[str, ...]) -> tuple[in
 
 
 def count_new_rows(shape: ModelShape, modules_to_save: tuple[str, ...], num_tokens: int) -> int:
-    """Count the parameters of new tokens that are trained row by row, because their module is not trained."""
+    """Count the parameters of new tokens' rows in embeddings and LM head, unless modules_to_save trains the module."""
     if shape.tied_embeddings:
         return 0 if modules_to_save else num_tokens * shape.hidden_size
     return num_tokens * shape.hidden_size * sum(name not in modules_to_save for name in shape.embedding_names)
@@ -137,14 +137,14 @@ def trains_head(shape: ModelShape, recipe: Recipe) -> bool:
 
 
 def select_targets(shape: ModelShape, target_modules: tuple[str, ...]) -> tuple[Linear, ...]:
-    """Return the linear layers of a decoder layer that are adapted; all of them if the names are not known here."""
+    """Return the linear layers of a decoder layer that the adapter targets; all of them if a target name is unknown."""
     if not set(target_modules) <= set(shape.linear_names):
         return shape.linears
     return tuple(linear for linear in shape.linears if linear.name in target_modules)
 
 
 def select_stacks(shape: ModelShape, target_parameters: tuple[str, ...]) -> tuple[Linear, ...]:
-    """Return the matrices of one expert whose stacks are adapted, by the ends of their paths, as PEFT selects them."""
+    """Return the matrices of one expert that target_parameters adapts; names match the ends of paths, as in PEFT."""
     stacks = {} if shape.experts is None else shape.experts.stacks
     return tuple(
         linear for path, linear in stacks.items() if any(f".{path}".endswith(f".{name}") for name in target_parameters)
@@ -152,7 +152,7 @@ def select_stacks(shape: ModelShape, target_parameters: tuple[str, ...]) -> tupl
 
 
 def count_stacked_weights(shape: ModelShape, recipe: Recipe) -> int:
-    """Count the weights of a layer's adapted stacks, which PEFT adds the update to: a copy in every forward pass."""
+    """Count a layer's expert weights that LoRA adapts; PEFT adds the update to a copy of them in every forward pass."""
     stacks = select_stacks(shape, recipe.target_parameters)
     num_experts = 0 if shape.experts is None else shape.experts.num_experts
     return num_experts * sum(stack.in_features * stack.out_features for stack in stacks)
@@ -202,7 +202,7 @@ def fuses_qkv(shape: ModelShape, recipe: Recipe) -> bool:
 
 
 def explain_layer_path(shape: ModelShape, recipe: Recipe) -> tuple[str, str]:
-    """Return which code runs the decoder layers, in the words of docs/families.md, and why."""
+    """Return the name that docs/families.md gives to the code that runs the decoder layers, and the reason for it."""
     if not fuses_lora(recipe):
         if recipe.adapter not in ("lora", "dora"):
             reason = "only LoRA and DoRA are part of fused ops"
@@ -234,14 +234,14 @@ def _explain_no_blocks(recipe: Recipe) -> str:
 
 
 def list_gates(shape: ModelShape) -> tuple[str, ...]:
-    """Return the names of the matrices before a gated activation."""
+    """Return the names of the MLP's matrices before its gated activation: gate_proj and up_proj, or gate_up_proj."""
     return ("gate_up_proj",) if "gate_up_proj" in shape.linear_names else ("gate_proj", "up_proj")
 
 
 def _can_fuse(
     shape: ModelShape, recipe: Recipe, blocks: tuple[tuple[str, ...], ...], *, adds_bias: bool = False
 ) -> bool:
-    """Whether each block can be fused: one of its matrices is adapted, and none has a bias that cannot be added."""
+    """Whether all blocks can be fused: each needs an adapted matrix, and no biases unless the fused op adds them."""
     if not fuses_lora(recipe) or not recipe.has_kernels or recipe.checkpointing == "selective":
         return False
     if not recipe.on_gpu and not recipe.compiled:  # without kernels for CPUs, plain torch is faster
@@ -255,7 +255,7 @@ def _can_fuse(
 
 
 def count_fused_ranks(rank: int, num_matrices: int) -> int:
-    """Count the rows and columns that a fused weight has for its adapters."""
+    """Return the number of rows (and of columns) that a fused weight reserves for its adapters, with padding."""
     return -(-rank * num_matrices // _ALIGNED) * _ALIGNED
 
 
@@ -274,9 +274,9 @@ def count_adapter_ranks(shape: ModelShape, recipe: Recipe) -> int:
 
 
 def has_input_copies(recipe: Recipe) -> bool:
-    """Whether PEFT casts inputs to the adapter's dtype and autocast casts them back, which saves one copy per matrix.
+    """Whether backward keeps a copy of each adapted matrix's input, which PEFT casts up and autocast casts back.
 
-    Quantized layers do not.
+    PEFT does not cast the inputs of quantized layers.
     """
     if fuses_lora(recipe):
         return False
@@ -284,7 +284,7 @@ def has_input_copies(recipe: Recipe) -> bool:
 
 
 def get_input_name(matrix: str) -> str:
-    """Return the name of a matrix's input: the first matrix that shares it."""
+    """Return the name that stands for a matrix's input: that of the first matrix with the same input."""
     return next((names[0] for names in SHARED_INPUTS if matrix in names), matrix)
 
 
@@ -297,7 +297,7 @@ def group_targets(shape: ModelShape, recipe: Recipe) -> list[list[Linear]]:
 
 
 def list_block_members(shape: ModelShape, recipe: Recipe) -> list[Linear]:
-    """Return the adapted matrices and those that fused ops include."""
+    """Return the linear layers that are adapted, or are part of a fused op with an adapted one."""
     names = set(recipe.target_modules)
     if fuses_qkv(shape, recipe):
         names |= {"q_proj", "k_proj", "v_proj"}

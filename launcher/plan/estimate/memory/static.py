@@ -1,4 +1,4 @@
-"""Memory that persists between steps: weights, adapter, gradients, optimizer state and buffers of their sizes."""
+"""Memory that does not depend on the batch size: weights, adapter, gradients, optimizer state and their buffers."""
 
 from __future__ import annotations
 
@@ -96,13 +96,13 @@ def estimate_static(shape: ModelShape, recipe: Recipe) -> Static:
 
 
 def _get_gradient_bytes(recipe: Recipe) -> int:
-    """Return the bytes of an accumulated gradient: as the trained weight, or FP32 in ZeRO-2 and ZeRO-3."""
+    """Return the bytes of an accumulated gradient: in the trained weight's dtype, or FP32 in ZeRO-2 and ZeRO-3."""
     is_zero = recipe.strategy in DEEPSPEED_STRATEGIES
     return 4 if is_zero and accumulates_in_fp32(recipe.strategy, recipe.offload) else get_trainable_bytes(recipe)
 
 
 def _count_weight_bytes(shape: ModelShape, recipe: Recipe) -> float:
-    """Count the base weights. Only linear layers are quantized; embeddings, head and norms are not."""
+    """Count the bytes of the base weights. Only linear layers are quantized; embeddings, head and norms are not."""
     base = DTYPE_BYTES[recipe.base_dtype]
     if recipe.adapter == "full":
         base = get_trainable_bytes(recipe)
@@ -116,7 +116,7 @@ def _count_weight_bytes(shape: ModelShape, recipe: Recipe) -> float:
 
 
 def _count_optimizer_bytes(shape: ModelShape, recipe: Recipe, trainable: int) -> float:
-    """Count the optimizer state: two moments, and with ZeRO fp32 master weights."""
+    """Count the bytes of the optimizer state: two moments (none for SGD), and with ZeRO FP32 master weights."""
     is_zero = recipe.strategy in DEEPSPEED_STRATEGIES
     master = 4 * trainable if is_zero and recipe.compute_dtype != "fp32" else 0
     if recipe.optimizer == "sgd":
@@ -130,7 +130,7 @@ def _count_optimizer_bytes(shape: ModelShape, recipe: Recipe, trainable: int) ->
 
 
 def _count_update_bytes(recipe: Recipe, trainable: int) -> float:
-    """Count the temporary tensors of an update in chunks: an FP32 weight and gradient, and copies of the moments."""
+    """Count the temporary bytes of a chunked weight update: an FP32 weight and gradient, and copies of the moments."""
     if recipe.trainable_dtype != "bf16" and not recipe.optimizer_in_bwd and recipe.optimizer != "paged_adamw_8bit":
         return 0.0
     per_element = 16 if recipe.optimizer in EIGHT_BIT_OPTIMIZERS else 28
@@ -138,7 +138,7 @@ def _count_update_bytes(recipe: Recipe, trainable: int) -> float:
 
 
 def _count_small_bytes(shape: ModelShape, recipe: Recipe) -> int:
-    """Count the moments that bitsandbytes keeps in fp32 (tensors below 4096 elements): norms, IA3, DoRA magnitudes."""
+    """Count the extra bytes of tensors below 4,096 elements, such as norms: bitsandbytes has FP32 moments for them."""
     if recipe.adapter == "full":
         small = shape.num_layers * shape.norm_parameters_per_layer + shape.other_parameters
     elif recipe.adapter == "ia3":
@@ -151,7 +151,7 @@ def _count_small_bytes(shape: ModelShape, recipe: Recipe) -> int:
 
 
 def _count_gathered_bytes(shape: ModelShape, recipe: Recipe) -> float:
-    """Count the largest gathered unit under sharding or offload: two layers (one is prefetched), or the embeddings."""
+    """Count the bytes of weights that sharding gathers at once: two layers (one is prefetched), or the embeddings."""
     if recipe.strategy not in SHARDED_STRATEGIES:
         return 0.0
     compute = DTYPE_BYTES[recipe.compute_dtype]
@@ -165,7 +165,7 @@ def _count_gathered_bytes(shape: ModelShape, recipe: Recipe) -> float:
 
 
 def _count_host_gradient_bytes(recipe: Recipe, trainable: int) -> float:
-    """Count the gradients in CPU memory: fp32 along with the offloaded state, and a copy for accumulation."""
+    """Count the bytes of gradients in CPU memory if state is offloaded: in FP32, and a copy for accumulation."""
     accumulated = _get_gradient_bytes(recipe) if recipe.accumulates_gradients else 0
     return trainable * (4 + accumulated) / recipe.num_ranks
 
@@ -198,7 +198,7 @@ def _count_autocast_bytes(shape: ModelShape, recipe: Recipe, trainable: int) -> 
 
 
 def _count_border_bytes(shape: ModelShape, recipe: Recipe) -> int:
-    """Count the rows and columns that fused weights have for adapters, in the compute dtype."""
+    """Count the bytes of the rows and columns that fused weights reserve for adapters, in the compute dtype."""
     if not fuses_lora(recipe):
         return 0
     elements = 0

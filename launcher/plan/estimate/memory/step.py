@@ -61,8 +61,8 @@ _ROUTER_BYTES = 4 * 8  # per token and expert in use: four int64 indices of the 
 def estimate_step(shape: ModelShape, recipe: Recipe, updated: float) -> tuple[float, float, float]:
     """Estimate activations, tensors of the loss, and temporary tensors of the last layer's backward pass.
 
-    `updated` are the gradients and temporary tensors of updates within the backward pass: when a matrix is updated,
-    the temporary tensors of its backward pass are free again.
+    `updated` are the bytes of gradients and temporary tensors of updates in the backward pass. A matrix is updated when
+    the temporary tensors of its own backward pass are freed, so only the larger of the two counts.
     """
     tokens = recipe.micro_batch_size * recipe.sequence_length
     compute = DTYPE_BYTES[recipe.compute_dtype]
@@ -105,7 +105,7 @@ def _count_rebuilt_weight_bytes(shape: ModelShape, recipe: Recipe) -> float:
 
 
 def _count_dequantized_bytes(shape: ModelShape, recipe: Recipe) -> int:
-    """Count the largest dequantized NF4 weight (two in a fused MLP), or the largest transposed FP8 weight."""
+    """Count the bytes of the largest dequantized NF4 weight (two in a fused MLP), or transposed FP8 weight."""
     if recipe.fp8_base:  # codes of the largest fused weight, transposed
         return max(count_fused_weights(group, recipe) for group in group_targets(shape, recipe))
     if recipe.quantization != "int4":
@@ -139,9 +139,9 @@ def _count_loss_bytes(shape: ModelShape, recipe: Recipe, tokens: int) -> float:
 
 
 def _count_activation_bytes(shape: ModelShape, recipe: Recipe, tokens: int) -> tuple[float, float]:
-    """Count the activations saved over all layers, and those of the one layer that is recomputed.
+    """Return the bytes of activations that all layers save, and those of the one layer that is recomputed at a time.
 
-    Checkpointing never costs more than none, nor full more than selective: the minima matter for one or two layers.
+    The minima matter for one or two layers: selective checkpointing costs at most as much as none, full as selective.
     """
     layer = tokens * _count_layer_bytes(shape, recipe) + _count_score_bytes(shape, recipe)
     layer += _count_saved_weight_bytes(shape, recipe)
@@ -197,7 +197,7 @@ def _count_layer_bytes(shape: ModelShape, recipe: Recipe) -> float:
 
 
 def _count_expert_bytes(shape: ModelShape, recipe: Recipe) -> float:
-    """Count what the dispatch to experts saves per token: their outputs, indices, and the router's FP32 scores.
+    """Count the bytes per token that the dispatch to experts saves: their outputs, indices and FP32 router scores.
 
     The MLP's own tensors are counted with `intermediate_size`. Experts with LoRA save their inputs as well.
     """
@@ -213,7 +213,7 @@ def _count_expert_bytes(shape: ModelShape, recipe: Recipe) -> float:
 
 
 def _count_backend_bytes(recipe: Recipe, query: int, key: int) -> float:
-    """Count the copies that SDPA and eager attention make.
+    """Count the bytes per token that SDPA and eager attention save in addition to what other backends save.
 
     Documents are grouped by length and padded, keys and values repeated for every query head; outputs are copied back.
     """
@@ -225,7 +225,7 @@ def _count_backend_bytes(recipe: Recipe, query: int, key: int) -> float:
 
 
 def _count_input_bytes(shape: ModelShape, recipe: Recipe) -> float:
-    """Count the inputs saved for trainable matrices; frozen matrices save nothing."""
+    """Count the bytes per token of the inputs that trained and adapted matrices save; other matrices save none."""
     if recipe.adapter == "ia3":
         return 0.0
     compute = DTYPE_BYTES[recipe.compute_dtype]
@@ -255,7 +255,7 @@ def _count_input_bytes(shape: ModelShape, recipe: Recipe) -> float:
 
 
 def _count_dropout_bytes(shape: ModelShape, recipe: Recipe) -> float:
-    """Count each input after dropout, and its mask; fused ops recompute the mask from a seed."""
+    """Count the bytes per token of inputs after dropout, and of masks, which fused ops recompute from a seed."""
     compute, total = DTYPE_BYTES[recipe.compute_dtype], 0.0
     for group in group_targets(shape, recipe):
         name, size = get_input_name(group[0].name), group[0].in_features
@@ -268,7 +268,7 @@ def _count_dropout_bytes(shape: ModelShape, recipe: Recipe) -> float:
 
 
 def _count_variant_bytes(shape: ModelShape, recipe: Recipe) -> float:
-    """Count what DoRA and IA3 save in addition: the outputs they scale."""
+    """Count the bytes per token that DoRA and IA3 save in addition to LoRA: the outputs that they scale."""
     extra = 0.0
     if recipe.adapter == "dora":
         extra += _count_scaled_bytes(shape, recipe)
@@ -280,9 +280,9 @@ def _count_variant_bytes(shape: ModelShape, recipe: Recipe) -> float:
 def _count_ia3_bytes(shape: ModelShape, recipe: Recipe) -> float:
     """Count the bytes that IA3 keeps per token: outputs before they are scaled, and FP32 copies of scaled inputs.
 
-    The compiler saves an output only once if it can recompute the scaled one, as for the MLP. What attention takes, and
-    the attention block's output, are saved both ways; a QK-norm has already counted queries and keys. On an H200
-    (2026-11-16): 18.4 GiB measured and 18.5 estimated for 8 x 2,048 tokens of Qwen3-0.6B.
+    The compiler saves an output only once if it can recompute the scaled one, as for the MLP. The inputs of attention
+    and the attention block's output are saved before and after scaling; with a QK-norm, queries and keys are already
+    counted. On an H200 (2026-11-16): 18.4 GiB measured and 18.5 estimated for 8 x 2,048 tokens of Qwen3-0.6B.
     """
     compute, targets = DTYPE_BYTES[recipe.compute_dtype], select_targets(shape, recipe.target_modules)
     if not recipe.compiled:
@@ -311,7 +311,7 @@ def _count_scaled_bytes(shape: ModelShape, recipe: Recipe) -> float:
 
 
 def _list_corrected_gates(shape: ModelShape, recipe: Recipe) -> list[str]:
-    """Return the outputs of a fused MLP with a dropout correction term; gate_proj has one only with an adapter."""
+    """Return the matrices of a fused MLP whose outputs have a dropout correction term; gate_proj only if adapted."""
     if recipe.adapter_dropout == 0 or not fuses_mlp(shape, recipe):
         return []
     targets = {linear.name for linear in select_targets(shape, recipe.target_modules)}
@@ -319,7 +319,7 @@ def _list_corrected_gates(shape: ModelShape, recipe: Recipe) -> list[str]:
 
 
 def _list_scaled_heads(shape: ModelShape, recipe: Recipe, rescales: bool) -> list[str]:
-    """Return which of the Q, K and V outputs are saved, once per copy.
+    """Return the names of the Q, K and V projections whose scaled outputs are saved, one entry per saved copy.
 
     Fused ops save queries and keys before scaling (a QK-norm has already counted them) and values also after it; with
     dropout the correction terms are saved, too.
@@ -332,7 +332,7 @@ def _list_scaled_heads(shape: ModelShape, recipe: Recipe, rescales: bool) -> lis
 
 
 def _count_saved_weight_bytes(shape: ModelShape, recipe: Recipe) -> float:
-    """Count copies of a layer's weights saved for backward: with dropout, PEFT's DoRA multiplies by a cast copy."""
+    """Count the bytes of weight copies that a layer saves: of adapted experts, and of PEFT's DoRA with dropout."""
     targets = select_targets(shape, recipe.target_modules)
     num_weights = sum(linear.in_features * linear.out_features for linear in targets)
     copies = count_stacked_weights(shape, recipe)
@@ -342,7 +342,7 @@ def _count_saved_weight_bytes(shape: ModelShape, recipe: Recipe) -> float:
 
 
 def _count_kept_bytes(shape: ModelShape, recipe: Recipe) -> tuple[float, float, float]:
-    """Count, per layer and token, the input, the matmuls that selective checkpointing saves, and what is reused."""
+    """Return bytes per token of a layer's input, of outputs saved by selective checkpointing, and of those reused."""
     compute = DTYPE_BYTES[recipe.compute_dtype]
     query = shape.num_heads * shape.head_dim
     boundary = shape.hidden_size * (4 if is_mixed_full(recipe) else compute)
@@ -367,5 +367,5 @@ def _count_score_bytes(shape: ModelShape, recipe: Recipe) -> float:
 
 
 def _round_up(length: int) -> int:
-    """Round a length up as the padded attention fallback does."""
+    """Return the length to which the padded attention fallback pads: the next power of two, at least 32."""
     return 1 << max(5, (length - 1).bit_length())
