@@ -6,7 +6,7 @@ Nothing is downloaded, and torch is not needed.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -32,7 +32,6 @@ from launcher.base_models.supported import ConfigKeys, check_supported, make_not
 from launcher.base_models.weight_index import (
     WeightIndex,
     list_indexed_names,
-    list_missing_files,
     load_weight_index,
 )
 from launcher.core.errors import InputError, Problem
@@ -340,49 +339,6 @@ def describe_unusable_base(name: str, search: Sequence[Path]) -> str:
         places = "".join(f"; {problem.where}: {problem.what}" for problem in error.problems)
         return f"{error.title}{places}. The smoke profile works without it, a full training does not; {error.hint}"
     return ""
-
-
-def describe_missing_tokenizer(name: str, search: Sequence[Path]) -> str:
-    """Return a note if a base model is a local folder without tokenizer.json; empty otherwise."""
-    config = find_config(name, search)
-    if config is None or "snapshots" in config.parts or (config.parent / "tokenizer.json").is_file():
-        return ""
-    folder = config.parent
-    slow = next((file for file in ("tokenizer.model", "vocab.json", "vocab.txt") if (folder / file).is_file()), "")
-    way_out = "copy it from the model that the weights come from"
-    if slow:
-        path = repr(str(folder))
-        way_out = f"AutoTokenizer.from_pretrained({path}).save_pretrained({path}) creates it from {slow}"
-    what = f"the base model {name!r} has no tokenizer: {folder} has no tokenizer.json"
-    return f"{what}, so no row can be tokenized; {way_out}"
-
-
-def describe_old_weights(name: str, search: Sequence[Path]) -> str:
-    """Return a note if a local base model has pytorch_model*.bin files and no safetensors; empty otherwise."""
-    config = find_config(name, search)
-    if config is None or "snapshots" in config.parts or any(config.parent.glob("*.safetensors")):
-        return ""
-    folder = str(config.parent)
-    old = next((file.name for file in sorted(config.parent.glob("pytorch_model*.bin"))), "")
-    way_out = f"AutoModelForCausalLM.from_pretrained({folder!r}).save_pretrained({folder!r}) converts them"
-    return f"the weights of {name!r} are in {old}, and training loads *.safetensors; {way_out}" if old else ""
-
-
-def describe_missing_weights(name: str, search: Sequence[Path]) -> str:
-    """Return a note if a local base model lacks some of its weight files; empty if it has all, or none at all."""
-    config = find_config(name, search)
-    missing = () if config is None or "snapshots" in config.parts else list_missing_files(config.parent)
-    if config is None or not missing:
-        return ""
-    files = missing[0] if len(missing) == 1 else f"{missing[0]} and {len(missing) - 1} more"
-    return f"the base model {name!r} is incomplete: {config.parent} lacks {files} of its index; download it again"
-
-
-def note_missing_files(name: str, search: Sequence[Path]) -> Iterator[str]:
-    """Yield notes on what a local base model lacks for training: tokenizer, safetensors, weight files."""
-    for describe in (describe_missing_tokenizer, describe_old_weights, describe_missing_weights):
-        if note := describe(name, search):
-            yield note
 
 
 def _not_found(name: str, search: Sequence[Path]) -> InputError:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.base_models.shapes import note_missing_files
+from launcher.base_models.missing_files import note_missing_files
 from launcher.core.errors import DoesNotFitError, InputError
 from launcher.core.run_paths import write_text_atomically
 from launcher.corpus.chat_template_file import load_chat_template

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from launcher.base_models.catalogue import TINY_BASE_NAME, get_last_component
-from launcher.base_models.shapes import describe_unusable_base, load_shape, note_missing_files
+from launcher.base_models.missing_files import note_missing_files
+from launcher.base_models.shapes import describe_unusable_base, load_shape
 from launcher.core.choices import Profile, Strategy
 from launcher.core.errors import InputError, ManifestError, Problem
 from launcher.core.frozen_model import flatten

@@ -11,7 +11,7 @@ from typing import Literal
 from launcher.analysis.doctor.findings import Finding, Reporter
 from launcher.analysis.doctor.host import SHM_FOLDER
 from launcher.base_models.catalogue import TINY_BASE_NAME, find_config, get_hub_cache
-from launcher.base_models.shapes import describe_missing_tokenizer
+from launcher.base_models.missing_files import describe_missing_tokenizer
 from launcher.core.errors import LauncherError
 from launcher.core.units import MIB, format_count, format_duration, format_gib
 from launcher.core.worker import call_with_timeout

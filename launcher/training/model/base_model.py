@@ -25,7 +25,7 @@ from transformers.utils.quantization_config import Mxfp4Config
 
 from launcher.base_models.catalogue import TINY_BASE_FOLDER, TINY_BASE_NAME, find_config, lookup_base
 from launcher.base_models.families import FAMILIES
-from launcher.base_models.shapes import describe_missing_weights, describe_old_weights
+from launcher.base_models.missing_files import describe_missing_weights, describe_old_weights
 from launcher.core.choices import FSDP_STRATEGIES, Dtype
 from launcher.core.errors import InputError, Problem, first_line
 from launcher.manifest.trust import allow_remote_code
