@@ -174,7 +174,7 @@ class Relay:
         self._stderr.write((b"\r\x1b[K" if self._is_terminal else b"") + data)
 
     def held_seconds(self) -> float:
-        """Return for how many seconds a traceback has been held back; 0 if none is."""
+        """Return for how many seconds a traceback has not been shown yet; 0 if none is waiting."""
         with self._gate_lock:
             return self._gate.held_seconds
 

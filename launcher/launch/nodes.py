@@ -69,7 +69,7 @@ def check_port_free(node: Node) -> None:
         reason = "it is already in use" if error.errno == errno.EADDRINUSE else f"{error.strerror}"
         raise InputError(
             f"--rendezvous {node.address}: node 0 cannot listen on port {node.rendezvous.port}: {reason}",
-            hint="give all nodes another port; another run on this machine may use it",
+            hint="another run on this machine may use this port: choose another one for all nodes",
         ) from None
 
 

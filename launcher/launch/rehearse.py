@@ -254,7 +254,10 @@ def check_differences(differences: tuple[Difference, ...], *, same_base: bool) -
         and (difference.key != _LAYER_CLASS or same_base)
     )
     if wrong:
-        raise LauncherError("the rehearsal's files differ from the cluster's in more than counts and precision", wrong)
+        raise LauncherError(
+            "the rehearsal's config files differ from the cluster's in more than the number of ranks and the precision",
+            wrong,
+        )
 
 
 def write_rehearsal(rehearsal: Rehearsal, runs_dir: Path) -> RunPaths:

@@ -174,7 +174,7 @@ def compute_speed_correction(
 
 
 def compute_measured_speed(calibration: Calibration, family: RunFamily, base: str) -> Correction | None:
-    """Return the median measured tokens/s of a base, for hardware without an estimate; None if it was not measured."""
+    """Return the median of a base's measured tokens/s; None without measured runs. Used where there is no estimate."""
     runs = calibration.runs.get(family, ())
     return _correct_by_median([run.measured_tokens_per_second for run in runs if run.base == base])
 

@@ -177,7 +177,7 @@ class BatchPlan(Frozen):
 
     @property
     def wasted_fraction(self) -> float:
-        """Return the fraction of a step's slots that stay empty."""
+        """Return the fraction of `num_slots` that holds no sequence, because the global batch does not fill it."""
         return self.empty_slots / self.num_slots
 
 

@@ -82,7 +82,7 @@ _WANDB_LINK = "wandb/*/logs/debug-core.log"
 
 
 def list_outside_links(root: Path) -> tuple[str, ...]:
-    """Return links that lead out of a run directory, at most 20, except W&B's own."""
+    """Return at most 20 symbolic links of a run directory that point out of it, without those that W&B makes."""
     links = []
     for folder, folders, files in os.walk(root):
         for path in (Path(folder) / name for name in (*folders, *files)):

@@ -62,7 +62,7 @@ class AcceptedQuery:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TestDatabase:
-    """A filled database with the result of each accepted query; a result that is not deterministic is None."""
+    """A test database, and the result of each query that counts as correct; None for a nondeterministic result."""
 
     sqlite: Database
     expected: tuple[Expected | None, ...]

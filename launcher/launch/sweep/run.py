@@ -174,7 +174,7 @@ class _Runner:
                     return ended
 
     def _note_signal(self, number: int) -> None:
-        """Record a stop signal instead of letting it end this process; during a trial, it stops the training."""
+        """Record a stop signal, which does not end this process; the training of a running trial receives it, too."""
         if self._watcher is None or not self._watcher.stop_reason:  # else the run had ended before its signal
             self._received.append(number)
 

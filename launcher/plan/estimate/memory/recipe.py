@@ -274,9 +274,10 @@ def count_adapter_ranks(shape: ModelShape, recipe: Recipe) -> int:
 
 
 def has_input_copies(recipe: Recipe) -> bool:
-    """Whether backward keeps a copy of each adapted matrix's input, which PEFT casts up and autocast casts back.
+    """Whether the backward pass needs another copy of each adapted layer's input, made by casts.
 
-    PEFT does not cast the inputs of quantized layers.
+    PEFT casts the input to the adapter's dtype, and autocast casts it back. PEFT does not cast the inputs of
+    quantized layers.
     """
     if fuses_lora(recipe):
         return False
