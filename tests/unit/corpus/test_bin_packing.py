@@ -102,7 +102,7 @@ def test_no_documents_no_packs() -> None:
 
 
 def test_document_longer_than_the_capacity_raises() -> None:
-    with pytest.raises(ValueError, match="cut them before packing"):
+    with pytest.raises(ValueError, match="truncate them before packing"):
         pack_documents(np.array([65], dtype=np.int32), CAPACITY, 0)
 
 
