@@ -175,7 +175,7 @@ def test_layer_class_may_differ_for_another_model_family_only() -> None:
     made = rehearse(strategy="fsdp2", base="Qwen/Qwen2.5-0.5B-Instruct")
     (layer,) = [d for d in made.differences if d.key.startswith("fsdp_config")]
     assert str(layer).endswith("Qwen2DecoderLayer→Qwen3DecoderLayer")
-    with pytest.raises(LauncherError, match="in more than counts"):
+    with pytest.raises(LauncherError, match="in more than the number of ranks"):
         check_differences((layer,), same_base=True)
 
 
