@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -16,6 +17,7 @@ from launcher.core.processes import is_lost_rank
 from launcher.core.run_paths import RunPaths
 from launcher.runs.record import load_outcome
 from launcher.train import is_lost_worker, is_out_of_memory
+from launcher.train import run as run_training
 from tests.conftest import ROOT, WriteManifest
 from tests.forked_python import run_python
 
@@ -57,6 +59,28 @@ def test_the_process_ends_without_the_teardown_of_its_modules(tmp_path: Path) ->
         result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
         assert (result.returncode, result.stdout) == (ExitCode.WRONG_INPUT, "")
         assert "cannot be read" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("code", "leaves"), [(ExitCode.DONE, True), (ExitCode.PREEMPTED, True), (ExitCode.RUN_FAILED, False)]
+)
+def test_ranks_leave_the_process_group_unless_they_failed(
+    monkeypatch: pytest.MonkeyPatch, code: ExitCode, leaves: bool
+) -> None:
+    """After a failure, other ranks may not answer."""
+    calls: list[str] = []
+
+    def destroy() -> None:
+        calls.append("destroyed")
+        raise RuntimeError("a rank is gone")
+
+    group = SimpleNamespace(is_available=lambda: True, is_initialized=lambda: True, destroy_process_group=destroy)
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(distributed=group))
+    monkeypatch.setattr("atexit.register", lambda *_: None)  # it would end this process
+    monkeypatch.setattr("launcher.train.main", lambda: int(code))
+    with pytest.raises(SystemExit) as ended:
+        run_training()
+    assert (ended.value.code, calls) == (code, ["destroyed"] if leaves else [])
 
 
 def test_a_missing_base_is_reported_with_the_searched_folders(tmp_path: Path) -> None:
