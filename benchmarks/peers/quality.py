@@ -57,6 +57,7 @@ LAUNCHER_OPTIONS: dict[str, tuple[str, ...]] = {
     "launcher-qlora": ("--set", "base_models.0.quantization=int4"),
 }
 PEERS = ("trl", "unsloth")
+TOOLS = ("base", *LAUNCHER_OPTIONS, *PEERS)  # base: only judged
 
 
 def main() -> None:
@@ -71,7 +72,7 @@ def main() -> None:
     run.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     run.add_argument("--rows", type=int, default=None, help="use only the first rows of each data set")
     run.add_argument("--test-rows", type=int, default=200)
-    run.add_argument("--tools", nargs="+", choices=(*LAUNCHER_OPTIONS, *PEERS), default=["launcher", "trl"])
+    run.add_argument("--tools", nargs="+", choices=TOOLS, default=["base", "launcher", "trl"])
     run.add_argument("--epochs", type=float, default=None, help="instead of what `launcher new` chooses")
     run.add_argument("--jobs", type=int, default=1, help="trainings by the launcher at the same time")
     run.add_argument("--peer-jobs", type=int, default=1, help="trainings by TRL or Unsloth at the same time")
@@ -139,25 +140,23 @@ class Comparison:
             make_expert(self._args, expert)
 
     def compare(self, expert: str, seed: int) -> None:
-        """Train with each tool and judge the answers of its adapter."""
-        tools = [tool for tool in self._args.tools if not self._is_recorded(expert, tool, seed)]
-        with ThreadPoolExecutor(len(tools) + 1) as pool:
-            tasks = [pool.submit(self._train_and_judge, expert, tool, seed) for tool in tools]
-            if seed == self._args.seeds[0] and not self._is_recorded(expert, "base", None):
-                tasks.append(pool.submit(self._judge, expert, "base", None))
-            for task in tasks:
-                task.result()
-
-    def _is_recorded(self, expert: str, tool: str, seed: int | None) -> bool:
-        return make_key(self._make_row(expert, tool, seed)) in self._recorded
+        """Train with each tool and judge the answers of its adapter; the base is judged with the first seed."""
+        seeds = {tool: None if tool == "base" else seed for tool in self._args.tools}
+        if seed != self._args.seeds[0]:
+            seeds.pop("base", None)
+        tasks = [pair for pair in seeds.items() if make_key(self._make_row(expert, *pair)) not in self._recorded]
+        with ThreadPoolExecutor(max(1, len(tasks))) as pool:
+            list(pool.map(lambda pair: self._train_and_judge(expert, *pair), tasks))
 
     def _make_row(self, expert: str, tool: str, seed: int | None) -> dict[str, Any]:
         manifest = json.loads((self._args.work / expert / expert / "manifest.json").read_text(encoding="utf-8"))
         epochs = None if tool == "base" else manifest["training"]["config"]["epochs"]
         return {"expert": expert, "tool": tool, "seed": seed, "base": self._args.base.name, "epochs": epochs}
 
-    def _train_and_judge(self, expert: str, tool: str, seed: int) -> None:
-        if tool in LAUNCHER_OPTIONS:
+    def _train_and_judge(self, expert: str, tool: str, seed: int | None) -> None:
+        if seed is None:
+            pass  # the base
+        elif tool in LAUNCHER_OPTIONS:
             self._train_launcher(expert, tool, seed)
         elif importlib.util.find_spec(tool) is None:
             print(f"{tool} is not installed: skipped", flush=True)
@@ -373,7 +372,7 @@ def make_batches(documents: list[dict[str, list[int]]]) -> list[list[dict[str, l
 def print_table(args: argparse.Namespace) -> None:
     """Print mean and standard deviation over the seeds, as Markdown."""
     rows = [json.loads(line) for line in args.rows.read_text(encoding="utf-8").splitlines()]
-    print_rows(rows, ("base", *LAUNCHER_OPTIONS, *PEERS))
+    print_rows(rows, TOOLS)
 
 
 if __name__ == "__main__":
