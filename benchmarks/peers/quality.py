@@ -4,7 +4,8 @@ For every data set some rows are kept for testing. `launcher new` makes an exper
 it, and TRL and Unsloth train the same rows as often, with the same tokens, loss mask, LoRA settings and learning rates.
 We pack documents; the others get as many rows per step as an average step of ours has, rounded. Held-out loss is
 computed by plain transformers and PEFT for all adapters on the base in FP32; answers to the test rows are judged by
-`launcher eval` on the base in BF16, also for adapters that were trained on a base in FP8 or NF4 (QLoRA).
+`launcher eval` on the base in BF16, also for adapters that were trained on a base in FP8. Those of QLoRA are used with
+the base in NF4.
 
     python -m benchmarks.peers.quality run --base FOLDER --data FOLDER --out quality.jsonl --tools launcher trl --jobs 9
     python -m benchmarks.peers.quality table quality.jsonl
@@ -86,6 +87,7 @@ def main() -> None:
     loss.add_argument("base", type=Path)
     loss.add_argument("store", type=Path)
     loss.add_argument("adapter", nargs="?", type=Path)
+    loss.add_argument("--nf4", action="store_true", help="quantize the base, as QLoRA does")
     table = commands.add_parser("table", help="summarize the rows of a file")
     table.add_argument("rows", type=Path)
     args = parser.parse_args()
@@ -207,17 +209,21 @@ class Comparison:
     def _judge(self, expert: str, tool: str, seed: int | None) -> None:
         folder, evaluation = self._args.work / expert, self._args.work / expert / f"{tool}-{seed}.json"
         adapter = None if seed is None else self._find_adapter(expert, tool, seed)
-        command = ("-m", "benchmarks.peers.quality", "loss", self._args.base, prepare(self._args, expert).folder)
+        is_nf4 = tool == "launcher-qlora"
+        command: list[str | Path] = ["-m", "benchmarks.peers.quality", "loss", self._args.base]
+        command += [prepare(self._args, expert).folder, *([] if adapter is None else [adapter])]
         with self._judge_slots:
-            loss = float(run_python(folder, *command, *([] if adapter is None else [adapter])).splitlines()[-1])
+            loss = float(run_python(folder, *command, *(["--nf4"] if is_nf4 else [])).splitlines()[-1])
             if not math.isfinite(loss):
                 print(f"{expert}, {tool}, seed {seed}: the held-out loss is {loss}; not recorded", flush=True)
                 return
             if not evaluation.exists():
-                model = ("--base",) if adapter is None else ("--adapter", adapter)
-                size = self._args.eval_batch_size
-                options = () if size is None else ("--batch-size", str(size))
-                run_launcher(folder, "eval", expert, *model, "--profile", "full", "-o", evaluation, *options)
+                options: list[str | Path] = ["--profile", "full", "--base"]
+                if adapter is not None:
+                    options = ["--run", adapter.parent] if is_nf4 else ["--profile", "full", "--adapter", adapter]
+                if self._args.eval_batch_size is not None:
+                    options += ["--batch-size", str(self._args.eval_batch_size)]
+                run_launcher(folder, "eval", expert, *options, "-o", evaluation)
         self._record(expert, tool, seed, loss, evaluation, {} if adapter is None else load_cost(adapter))
 
     def _find_adapter(self, expert: str, tool: str, seed: int) -> Path:
@@ -337,13 +343,16 @@ def print_loss(args: argparse.Namespace) -> None:
     """Print the held-out loss of the base or of an adapter, by plain transformers and PEFT in FP32."""
     import torch
     from peft import PeftModel
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model: Any = AutoModelForCausalLM.from_pretrained(args.base, dtype=torch.float32)
+    nf4 = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True)
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        args.base, dtype=torch.float32, device_map=device, quantization_config=nf4 if args.nf4 else None
+    )
     if args.adapter is not None:
         model = PeftModel.from_pretrained(model, str(args.adapter))
-    model.to(device).eval()
+    model.eval()
     total = count = 0.0
     with torch.no_grad():
         for batch in make_batches(list(iterate_documents(open_store(args.store), "validation"))):

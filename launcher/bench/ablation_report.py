@@ -167,7 +167,7 @@ def describe(ablation: Ablation) -> str:
     size = f"{ablation.sequences_per_step} sequences of {ablation.sequence_length:,} tokens per step"
     return (
         f"{ablation.base} on {ablation.hardware}; {size}, the same rows in every stage; "
-        f"median of {ablation.timed_steps} steps after {ablation.warmup_steps} warm-up steps"
+        f"median of {ablation.timed_steps} steps after {ablation.warmup_steps} warm-up step{'s' * (ablation.warmup_steps > 1)}"
     )
 
 

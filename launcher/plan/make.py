@@ -25,7 +25,7 @@ from launcher.plan.estimate.dataset_size import RowEstimate
 from launcher.plan.estimate.memory import estimate_memory
 from launcher.plan.estimate.memory.recipe import explain_layer_path
 from launcher.plan.full_finetuning import apply_requests, iterate_leaner_settings
-from launcher.plan.memory_budget import LEVELS, SearchInputs, expects_cuda_graph, make_search_inputs
+from launcher.plan.memory_budget import LEVELS, SearchInputs, make_search_inputs
 from launcher.plan.model import Decision, MemoryPlan, Plan, SpeedPlan, TaskEvalPlan
 from launcher.plan.notes import describe_faster_with_fewer_gpus, describe_slow_settings, make_notes
 from launcher.plan.oom_fallbacks import make_oom_fallbacks
@@ -45,10 +45,9 @@ from launcher.plan.strategy import Candidate, explain_strategy, make_candidates
 from launcher.plan.suggestions import make_does_not_fit_error
 from launcher.plan.task_eval import decide_task_eval, keep_evaluable
 from launcher.plan.torch_compile import (
-    NOT_MEASURED_UNDER_ZERO3,
+    Searched,
     decide_compile,
     decide_cuda_graph,
-    is_compile_measured,
     make_compile_plan,
 )
 
@@ -95,22 +94,19 @@ def _choose(context: PlanContext) -> tuple[_Choice, Layout]:
 
 
 def _search(context: PlanContext, settings: ModelSettings) -> _Choice:
-    inputs = make_search_inputs(context, settings, compiled=True)
-    captures = expects_cuda_graph(context, settings)
-    is_compiled, decision = decide_compile(context, inputs.workload, captures=captures)
-    if not is_compiled:
-        inputs = make_search_inputs(context, settings, compiled=False)
     is_chunked = settings.optimizer.in_backward or (
         settings.adapter.kind == "full" and settings.precision.trainable_dtype == "bf16"
     )
     quantization = settings.quantization_kind
     candidates = make_candidates(context, quantization, settings.optimizer.name, is_chunked=is_chunked)
-    layout = find_best_layout(inputs, candidates)
-    is_chosen = is_compiled and context.config.torch_compile is None
-    if layout is not None and is_chosen and not is_compile_measured(layout.strategy, layout.offload, quantization):
-        decision = plan_decision("torch.compile", "off", NOT_MEASURED_UNDER_ZERO3)
-        inputs = make_search_inputs(context, settings, compiled=False)
-        layout = find_best_layout(inputs, candidates)
+
+    def search(*, compiled: bool) -> Searched:
+        inputs = make_search_inputs(context, settings, compiled=compiled)
+        return Searched(inputs, find_best_layout(inputs, candidates))
+
+    eager, compiled = search(compiled=False), search(compiled=True)
+    is_compiled, decision = decide_compile(context, eager, compiled)
+    inputs, layout = compiled if is_compiled else eager
     return _Choice(settings=settings, inputs=inputs, candidates=candidates, layout=layout, compile_decision=decision)
 
 

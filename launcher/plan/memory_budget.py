@@ -125,11 +125,6 @@ def can_use_cuda_graph(context: PlanContext, settings: ModelSettings) -> bool:
     return context.gpu is not None and is_allowed and not find_cuda_graph_obstacle(context, settings)
 
 
-def expects_cuda_graph(context: PlanContext, settings: ModelSettings) -> bool:
-    """Return whether micro-steps are expected to run as a CUDA graph, before memory and layout are known."""
-    return can_use_cuda_graph(context, settings) and (context.num_ranks == 1 or settings.adapter.kind != "full")
-
-
 def find_cuda_graph_obstacle(context: PlanContext, settings: ModelSettings) -> str:
     """Return why a CUDA graph is impossible, or an empty string."""
     if settings.attention.backend in UNRECORDABLE_ATTENTION:

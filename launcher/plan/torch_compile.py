@@ -4,22 +4,21 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import ceil
+from typing import NamedTuple
 
 from launcher.core.choices import SHARDED_STRATEGIES, CompileScope, Offload, Quantization, Strategy
 from launcher.core.units import format_duration
-from launcher.hardware.model import Gpu
 from launcher.plan.context import PlanContext, hardware_decision, manifest_decision, plan_decision
 from launcher.plan.dtype_and_kernels import ModelSettings
 from launcher.plan.estimate.step_time import (
     Workload,
     estimate_launch_seconds,
     estimate_seconds_per_token,
-    overlap_launch,
 )
 from launcher.plan.memory_budget import SearchInputs, estimate_slot_tokens, find_cuda_graph_obstacle
 from launcher.plan.model import CompilePlan, Decision
-from launcher.plan.schedule import count_step_sequences, estimate_run_length
-from launcher.plan.search import Layout, is_launch_bound, uses_cuda_graph
+from launcher.plan.schedule import estimate_run_length
+from launcher.plan.search import Layout, estimate_step_seconds, is_launch_bound, uses_cuda_graph
 
 # 13 to 26 s measured with an H200 (cold cache, one graph for all layers); hosts of consumer GPUs are slower.
 _COMPILE_SECONDS = 30.0
@@ -34,11 +33,15 @@ NOT_MEASURED_UNDER_ZERO3 = (
 )
 
 
-def decide_compile(context: PlanContext, workload: Workload, *, captures: bool) -> tuple[bool, Decision]:
-    """Return whether to use torch.compile, and the decision, which compares the time saved with the compile time.
+class Searched(NamedTuple):
+    """The best layout with or without torch.compile; None if nothing fits."""
 
-    With a CUDA graph (`captures`), fewer kernels save no launch time.
-    """
+    inputs: SearchInputs
+    layout: Layout | None
+
+
+def decide_compile(context: PlanContext, eager: Searched, compiled: Searched) -> tuple[bool, Decision]:
+    """Return whether to use torch.compile, and the decision, which compares the time saved with the compile time."""
     config, gpu, name = context.config, context.gpu, "torch.compile"
     if gpu is None and (context.is_smoke or config.torch_compile is None):
         return False, hardware_decision(name, "off", "no GPU: compiling takes longer than it saves")
@@ -50,16 +53,21 @@ def decide_compile(context: PlanContext, workload: Workload, *, captures: bool) 
         return False, plan_decision(name, "off", "mixtures of experts run transformers' own code")
     if gpu.compute_capability < (8, 0):
         return False, hardware_decision(name, "off", f"{gpu.title}: fused kernels do not pay off on this GPU")
-    saved = _saved_seconds(context, gpu, workload, captures=captures)
+    if compiled.layout is not None and not _is_measured(compiled.inputs, compiled.layout):
+        return False, plan_decision(name, "off", NOT_MEASURED_UNDER_ZERO3)
+    saved, takes = _saved_seconds(context, eager, compiled), compile_seconds(compiled.inputs.workload)
     if saved is None:
         return True, plan_decision(name, "on", "fuses the kernels between matmuls")
-    takes = compile_seconds(workload)
     if saved < takes:
-        reason = f"saves {format_duration(saved)} in this short run, but compiling takes {format_duration(takes)}"
+        reason = f"saves {format_duration(max(0, saved))} in this run, but compiling takes {format_duration(takes)}"
         return False, plan_decision(name, "off", reason)
     return True, plan_decision(
         name, "on", f"fuses the kernels between matmuls, which saves about {format_duration(saved)}"
     )
+
+
+def _is_measured(inputs: SearchInputs, layout: Layout) -> bool:
+    return is_compile_measured(layout.strategy, layout.offload, inputs.workload.quantization)
 
 
 def is_compile_measured(strategy: Strategy, offload: Offload, quantization: Quantization) -> bool:
@@ -72,23 +80,14 @@ def compile_seconds(workload: Workload) -> float:
     return _FUSED_COMPILE_SECONDS if workload.fused else _COMPILE_SECONDS
 
 
-def _saved_seconds(context: PlanContext, gpu: Gpu, workload: Workload, *, captures: bool) -> float | None:
-    """Return the seconds that torch.compile saves in the run, compile time not included; None if unknown.
-
-    A step counts as one micro-step, so that the choice does not depend on the amount of memory.
-    """
-    num_steps = estimate_run_length(context).num_steps
-    if num_steps is None or estimate_seconds_per_token(gpu, workload) is None:
+def _saved_seconds(context: PlanContext, eager: Searched, compiled: Searched) -> float | None:
+    """Return the seconds that torch.compile saves in the run, compile time not included; None if unknown."""
+    num_steps, gpu = estimate_run_length(context).num_steps, context.gpu
+    is_known = gpu is not None and estimate_seconds_per_token(gpu, compiled.inputs.workload) is not None
+    if num_steps is None or not is_known or eager.layout is None or compiled.layout is None:
         return None
-    slots = ceil(count_step_sequences(context) / context.num_ranks)
-    tokens = slots * estimate_slot_tokens(context)
-    eager, compiled = (
-        overlap_launch(
-            tokens * (estimate_seconds_per_token(gpu, way) or 0.0), 0.0 if captures else estimate_launch_seconds(way)
-        )
-        for way in (replace(workload, compiled=False), replace(workload, compiled=True))
-    )
-    return (eager - compiled) * num_steps
+    saved = estimate_step_seconds(*eager) - estimate_step_seconds(*compiled)  # type: ignore[arg-type]
+    return saved * num_steps
 
 
 def make_compile_plan(

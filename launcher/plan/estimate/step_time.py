@@ -24,11 +24,11 @@ _BANDWIDTH_EFFICIENCY = 0.8
 # Bytes moved per token, layer and feature (in + out of every matrix), forward and backward, in 16-bit precision.
 _TRAFFIC_COMPILED = 30.0
 _TRAFFIC_FUSED = 20.5  # attention and MLP blocks are fused ops; 19 (0.6B) to 23 (8B) with our own attention
-_TRAFFIC_FUSED_EAGER = 27.0  # residual sums and the norms' backward are separate kernels
+_TRAFFIC_FUSED_EAGER = 22.0  # 21.5 (0.6B) to 24.5 (8B)
 _TRAFFIC_EAGER = 84.0
 # DoRA computes the row norms of each adapted matrix every step and scales its output.
 _DORA_TRAFFIC = 1.25
-_DORA_TRAFFIC_FUSED = 1.13
+_DORA_TRAFFIC_FUSED = {True: 1.13, False: 1.39}  # compiled, eager
 # Dropout inside fused ops: its outputs are written, read and recomputed; DoRA (True) adds a second matmul. Counted;
 # later measurements agree within 8 %.
 _DROPOUT_TRAFFIC_FUSED = {False: 1.18, True: 1.35}
@@ -180,7 +180,7 @@ def _count_traffic_bytes(workload: Workload) -> float:
     if workload.compute_dtype == "fp32":
         per_feature *= 2
     if workload.adapter == "dora":
-        per_feature *= _DORA_TRAFFIC_FUSED if is_fused else _DORA_TRAFFIC
+        per_feature *= _DORA_TRAFFIC_FUSED[workload.compiled] if is_fused else _DORA_TRAFFIC
     if workload.quantization != "none" and not _dequantizes_nf4(workload):
         per_feature *= _QUANTIZED_TRAFFIC
     return features * per_feature * workload.shape.num_layers

@@ -59,7 +59,7 @@ def merge_into(folder: Path, run: TrainedRun, requested: Dtype | None, report: R
     tokenizer = load_planned_tokenizer(run.plan, base_folders(Path(run.plan.data.folder)))
     rows = pick_rows(run, tokenizer)
     if run.plan.quantization is not None:
-        report(f"trained on a base in {run.plan.quantization.kind}; merging into the unquantized base ({published})")
+        report(f"trained on a base in NF4: merging into its dequantized weights ({merge_dtype}), as in training")
     report(f"loading {run.plan.base.name} in {merge_dtype} on {device.type}")
     model = load_trained_model(run, merge_dtype, device)
     expected, base = _compute_expected(model, rows, device)

@@ -47,9 +47,11 @@ def render_vllm(plan: Plan, base: str, *, is_adapter: bool) -> str:
     rank = (plan.adapter.rank or 1) * (2 if (plan.adapter.init_lora_weights or "").startswith("pissa") else 1)
     limit = next((size for size in _VLLM_RANKS if size >= rank), rank)
     revision = f" --revision {plan.base_revision}" if plan.base_revision else ""
+    quantized = "" if plan.quantization is None else " --quantization bitsandbytes"  # NF4, as in training
     template = " --chat-template chat_template.jinja" if uses_own_template(plan) else ""
     return (
-        f"vllm serve {base}{revision} --enable-lora --max-lora-rank {limit} --lora-modules {name}=.{template}{trusted}"
+        f"vllm serve {base}{revision}{quantized} --enable-lora --max-lora-rank {limit} --lora-modules {name}=."
+        f"{template}{trusted}"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,11 @@ from launcher.base_models.catalogue import TINY_BASE_FOLDER, TINY_BASE_NAME, fin
 from launcher.core.choices import DTYPE_BYTES, Dtype
 from launcher.core.errors import InputError, first_line
 from launcher.manifest.trust import allow_remote_code
-from launcher.plan.model import Plan
+from launcher.plan.model import Plan, QuantizationPlan
 from launcher.request.request import base_folders
 from launcher.training.inference.trained_run import TrainedRun
-from launcher.training.model.base_model import DTYPES, load_base, needs_eager_attention
+from launcher.training.model.base_model import DTYPES, is_nf4_sharded, load_base, needs_eager_attention
+from launcher.training.model.nf4_linear import round_to_nf4
 
 # What libraries raise on files that are damaged, or of another model; RecursionError is a RuntimeError.
 _LOADING_ERRORS = (
@@ -88,13 +90,21 @@ def _has_cpu_matmuls(dtype: Dtype) -> bool:
 def load_trained_model(
     run: TrainedRun, dtype: Dtype, device: torch.device, *, quantized: bool = False, casts_adapter: bool = False
 ) -> PreTrainedModel | PeftModel:
-    """Load base and adapter in evaluation mode, by default without quantization, as the base was published.
+    """Load base and adapter in evaluation mode.
 
+    The base has the values that training computed with: those of NF4 after QLoRA, by default stored in `dtype`.
     PEFT loads the adapter in FP32 unless it is cast to the dtype of the base, in which training computes it.
     """
     if run.is_full:
         return load_from_folder(run.paths.adapter, dtype, device, trusts=run.trusts_code)
+    if run.plan.quantization is not None and importlib.util.find_spec("bitsandbytes") is None:
+        raise InputError(
+            f"{run.paths.root}: trained on a base in NF4 (QLoRA), which needs the package bitsandbytes to load",
+            hint="pip install 'expert-launcher[cuda]'",
+        )
     base = load_published_base(run.plan, dtype, device, quantized=quantized)
+    if run.plan.quantization is not None and not quantized:
+        _round_to_trained(base, run.plan, run.plan.quantization)
     try:
         model = PeftModel.from_pretrained(base, str(run.paths.adapter), autocast_adapter_dtype=not casts_adapter)
     except _LOADING_ERRORS as error:
@@ -104,6 +114,15 @@ def load_trained_model(
     if not (quantized and run.plan.quantization is not None):
         model.to(device)
     return model.eval()
+
+
+def _round_to_trained(base: PreTrainedModel, plan: Plan, quantization: QuantizationPlan) -> None:
+    round_to_nf4(
+        base,
+        DTYPES[plan.precision.base_dtype],
+        double_quantization=quantization.double_quantization,
+        sharded=is_nf4_sharded(plan),
+    )
 
 
 def load_published_base(plan: Plan, dtype: Dtype, device: torch.device, *, quantized: bool = False) -> PreTrainedModel:

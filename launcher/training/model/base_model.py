@@ -44,14 +44,14 @@ _OUTPUTS = {"return_dict": True, "output_attentions": False, "output_hidden_stat
 def load_base(plan: Plan, folders: tuple[Path, ...], attention: str, device: torch.device) -> PreTrainedModel:
     """Load the base model and add embedding rows for new tokens. `attention` is the registered name of a backend."""
     model = _load(plan, folders, attention, device)
-    if _is_nf4_sharded(plan):
+    if is_nf4_sharded(plan):
         shard_nf4_weights(model, device, DTYPES[plan.precision.compute_dtype])
     if ids := get_new_token_ids(plan, folders):
         add_new_rows(model, ids)
     return model
 
 
-def _is_nf4_sharded(plan: Plan) -> bool:
+def is_nf4_sharded(plan: Plan) -> bool:
     """Return whether to load the base unquantized and quantize it here, to NF4 parameters that FSDP2 can shard."""
     return plan.quantization is not None and plan.strategy in FSDP_STRATEGIES
 
@@ -72,7 +72,7 @@ def _load(plan: Plan, folders: tuple[Path, ...], attention: str, device: torch.d
     }
     if device.type == "cuda" and plan.strategy in ("single", "ddp"):
         options["device_map"] = {"": device}
-    if plan.quantization is not None and not _is_nf4_sharded(plan):
+    if plan.quantization is not None and not is_nf4_sharded(plan):
         options["quantization_config"] = make_quantization_config(plan, plan.quantization)
     try:
         if plan.base.model_type == "gpt_oss" and _is_quantized(source, options):
@@ -244,7 +244,7 @@ def _build_random(plan: Plan, source: str, attention: str, device: torch.device)
     torch.manual_seed(_RANDOM_WEIGHTS_SEED)
     with torch.device(device), _without_zero3_init() if is_quantized else nullcontext():
         model = _from_config(config, attention, DTYPES[plan.precision.base_dtype])
-    if plan.quantization is not None and not _is_nf4_sharded(plan):
+    if plan.quantization is not None and not is_nf4_sharded(plan):
         _quantize_linears(model, plan, plan.quantization, device)
     return model
 

@@ -132,6 +132,27 @@ def replace_linears(model: PreTrainedModel, replacement: Callable[[nn.Linear], n
                 setattr(parent, name, replacement(child))
 
 
+def round_to_nf4(model: PreTrainedModel, dtype: torch.dtype, *, double_quantization: bool, sharded: bool) -> None:
+    """Replace the weights of the decoder layers' linear modules by the values that NF4 has for them, in place.
+
+    A QLoRA training computes with these, converted from a base in `dtype`; its adapter compensates for their errors.
+    `sharded`: with FSDP2, which leaves a few shapes unquantized.
+    """
+    from bitsandbytes import functional as bnb
+
+    layers: Any = model.get_decoder().layers
+    for linear in [module for layer in layers for module in layer.modules() if type(module) is nn.Linear]:
+        if sharded and not can_store_as_bytes(linear):
+            continue
+        codes, state = bnb.quantize_4bit(
+            linear.weight.data.to(dtype),
+            blocksize=GROUP_SIZE,
+            compress_statistics=double_quantization,
+            quant_type="nf4",
+        )
+        linear.weight.data.copy_(bnb.dequantize_4bit(codes, state))
+
+
 def _quantize(weight: Tensor, layout: Layout) -> Tensor:
     """Return a weight as NF4 bytes in the order of Layout.byte_counts, quantized by bitsandbytes."""
     from bitsandbytes import functional as bnb

@@ -37,6 +37,7 @@ from tests.unit.corpus.inputs import write_base
 from tests.unit.corpus.test_chat_template import THINKING
 
 CPU = torch.device("cpu")
+NF4 = {"kind": "int4", "storage_dtype": "uint8", "double_quantization": True}
 PROMPT = "<|im_start|>user\nWho acted in most films?<|im_end|>\n<|im_start|>assistant\n"
 # No module of ours: what anybody has who gets the folder.
 LOAD_MERGED = """
@@ -229,16 +230,40 @@ def test_full_fine_tuning_is_copied(
 
 
 @pytest.mark.usefixtures("data_dir", "_few_compared_tokens")
-def test_quantized_training_is_merged_into_the_unquantized_base(
+def test_quantized_training_is_merged_into_the_weights_that_it_computed_with(
     trained: Trained,  # noqa: F811
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    quantization = {"kind": "int4", "storage_dtype": "uint8", "double_quantization": True}
-    paths = copy_run(trained, tmp_path, plan={"quantization": quantization})
+    paths = copy_run(trained, tmp_path, plan={"quantization": NF4})
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    monkeypatch.setattr("launcher.training.inference.load.round_to_nf4", double_norms)
     assert export_here(paths) == 0
-    assert "merging into the unquantized base" in capsys.readouterr().err
-    assert {tensor.dtype for tensor in load_file(paths.merged / "model.safetensors").values()} == {torch.float32}
+    assert "trained on a base in NF4: merging into its dequantized weights" in capsys.readouterr().err
+    merged, base = load_file(paths.merged / "model.safetensors"), load_file(trained.base / "model.safetensors")
+    assert {tensor.dtype for tensor in merged.values()} == {torch.float32}
+    assert torch.equal(merged["model.norm.weight"], 2 * base["model.norm.weight"].float())
+
+
+@pytest.mark.usefixtures("data_dir")
+def test_quantized_training_needs_bitsandbytes(
+    trained: Trained,  # noqa: F811
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    paths = copy_run(trained, tmp_path, plan={"quantization": NF4})
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
+    assert export_here(paths) == 2
+    error = capsys.readouterr().err
+    assert "trained on a base in NF4 (QLoRA), which needs the package bitsandbytes" in error
+    assert "pip install 'expert-launcher[cuda]'" in error
+    assert not list_leftovers(paths)
+
+
+def double_norms(base: Any, _dtype: torch.dtype, **_options: bool) -> None:
+    base.model.norm.weight.data *= 2
 
 
 def test_compared_rows_are_of_the_run(trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811

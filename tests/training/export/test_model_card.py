@@ -16,6 +16,7 @@ from launcher.core.run_paths import RunPaths
 from launcher.corpus.documents import make_template
 from launcher.corpus.tokenizer import load_tokenizer
 from launcher.manifest import load_manifest
+from launcher.plan.model import QuantizationPlan
 from launcher.training.export.model_card import CardFacts, collect_facts, render_card, summarize_losses, write_card
 from launcher.training.inference.prompt import derive_prompt_format, render_prompt
 from tests.training.trained_run import Trained, load_plan, trained  # noqa: F401
@@ -74,6 +75,18 @@ def test_front_matter_has_hub_metadata(facts: CardFacts) -> None:
     assert values["pipeline_tag"] == "text-generation"
     assert {"neo4j", "lora"} <= set(values["tags"])
     assert front_matter(render_card(replace(on_hub(facts), kind="full")))["library_name"] == "transformers"
+
+
+def test_adapter_of_a_quantized_base_is_loaded_with_one(facts: CardFacts) -> None:
+    nf4 = QuantizationPlan(kind="int4", storage_dtype="uint8", double_quantization=True)
+    quantized = on_hub(replace(facts, plan=facts.plan.model_copy(update={"quantization": nf4})))
+    code = render_card(quantized).partition("```python\n")[2].partition("```")[0]
+    compile(code, "card", "exec")
+    assert "import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig" in code
+    assert 'bnb_4bit_quant_type="nf4"' in code
+    assert "quantization_config=nf4)" in code
+    for card in (render_card(on_hub(facts)), render_card(replace(quantized, kind="merged"))):
+        assert "BitsAndBytesConfig" not in card
 
 
 @pytest.mark.parametrize("name", [TINY, "/models/Qwen3-0.6B", "F:/LLMs/Qwen3-0.6B", "Qwen3-0.6B"])

@@ -11,7 +11,7 @@ import pytest
 from launcher.corpus.documents import make_template
 from launcher.corpus.tokenizer import BaseTokenizer
 from launcher.manifest import Manifest, load_manifest
-from launcher.plan.model import Plan
+from launcher.plan.model import Plan, QuantizationPlan
 from launcher.training.export.gguf import name_file
 from launcher.training.export.serving import render_go_template, render_modelfile, render_vllm
 from launcher.training.inference.prompt import render_prompt
@@ -99,6 +99,11 @@ def test_vllm_command_names_rank_base_and_template(plan: Plan, rank: int, init: 
     assert command.startswith("vllm serve Qwen/Qwen3-0.6B ")
     assert f"--max-lora-rank {limit} --lora-modules neo4j=." in command
     assert "--chat-template chat_template.jinja" in command  # of the training: chatml, not the base's
+    assert "--quantization" not in command
+    nf4 = QuantizationPlan(kind="int4", storage_dtype="uint8", double_quantization=True)
+    quantized = plan.model_copy(update={"quantization": nf4})
+    assert " --quantization bitsandbytes " in render_vllm(quantized, "Qwen/Qwen3-0.6B", is_adapter=True)
+    assert "--quantization" not in render_vllm(quantized, "Qwen/Qwen3-0.6B", is_adapter=False)
     assert "--chat-template" not in render_vllm(
         with_data(plan, prompt_template="tokenizer"), "Qwen/Qwen3-0.6B", is_adapter=True
     )

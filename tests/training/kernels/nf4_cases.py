@@ -42,7 +42,7 @@ from launcher.training.model.fused_lora.linear import (
 )
 from launcher.training.model.fused_lora.reference import use_reference_forward
 from launcher.training.model.fused_lora.weights import FusedLoraWeights
-from launcher.training.model.nf4_linear import shard_nf4_weights
+from launcher.training.model.nf4_linear import round_to_nf4, shard_nf4_weights
 from launcher.training.verify.packing import PackingCheck
 from tests.training.builders import (
     VOCABULARY,
@@ -376,6 +376,27 @@ def test_sharded_weights_are_those_of_bitsandbytes(shape: tuple[int, int], dtype
     (dx,) = torch.autograd.grad(y.sum(), x)
     assert torch.equal(dx, torch.ones_like(y) @ dense)
     assert dense.numel() not in saved
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rounded_weights_are_those_of_a_quantized_base(dtype: torch.dtype) -> None:
+    """Export and evaluation without a GPU use them; a base in BF16 is rounded the same when it is loaded in FP32."""
+    linear = nn.Linear(192, 576).to(torch.bfloat16).to(dtype)
+    expected = bnb.functional.dequantize_4bit(
+        *bnb.functional.quantize_4bit(linear.weight.data.bfloat16(), quant_type="nf4", compress_statistics=True)
+    )
+    layers: Any = nn.ModuleList([linear, nn.LayerNorm(8)])
+    model: Any = SimpleNamespace(get_decoder=lambda: SimpleNamespace(layers=[layers]))
+    round_to_nf4(model, torch.bfloat16, double_quantization=True, sharded=False)
+    assert linear.weight.dtype == dtype
+    assert torch.equal(linear.weight.data.bfloat16(), expected)
+    odd = nn.Linear(40, 3)
+    before = odd.weight.data.clone()
+    model = SimpleNamespace(get_decoder=lambda: SimpleNamespace(layers=[nn.ModuleList([odd])]))
+    round_to_nf4(model, torch.float32, double_quantization=True, sharded=True)
+    assert torch.equal(odd.weight.data, before)
+    round_to_nf4(model, torch.float32, double_quantization=True, sharded=False)
+    assert not torch.equal(odd.weight.data, before)
 
 
 def test_weight_with_an_incomplete_group_stays_dense() -> None:

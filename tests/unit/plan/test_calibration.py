@@ -30,7 +30,7 @@ from launcher.plan.calibration import (
 )
 from launcher.plan.estimate.memory import estimate_memory
 from launcher.plan.estimator_inputs import estimate_plan_memory, recipe_from_plan, workload_from_plan
-from launcher.plan.model import CALIBRATION_TERM
+from launcher.plan.model import CALIBRATION_TERM, CompilePlan
 from launcher.request.request import Request, plan_request
 from tests.conftest import ROOT, expert_manifests
 
@@ -176,11 +176,12 @@ def test_the_recipe_of_a_sharded_plan() -> None:
 
 def test_the_workload_of_a_plan_is_what_it_computes() -> None:
     plan = plan_for(gpu="h200")
-    work = workload_from_plan(plan, 350.0)
-    assert (work.shape, work.adapter, work.compute_dtype) == (plan.base, "lora", "bf16")
-    assert (work.compiled, work.fused, work.document_tokens) == (True, True, 350.0)
     eager = workload_from_plan(plan.model_copy(update={"compile": None}), 350.0)
-    assert (eager.compiled, eager.fused) == (False, True)
+    assert (eager.shape, eager.adapter, eager.compute_dtype) == (plan.base, "lora", "bf16")
+    assert (eager.compiled, eager.fused, eager.document_tokens) == (False, True, 350.0)
+    layer = CompilePlan(scope="layer", backend="inductor", mode=None)
+    compiled = workload_from_plan(plan.model_copy(update={"compile": layer}), 350.0)
+    assert (compiled.compiled, compiled.fused) == (True, True)
 
 
 # --------------------------------------------------------------------------------------------------------- whole plans

@@ -86,7 +86,10 @@ CHANGES: dict[str, dict[str, Any]] = {
     "training.config.fp16": {"training.config.bf16": False, "training.config.fp16": True},
     "training.config.use_sdpa": {"training.config.use_sdpa": True, "training.config.flash_attention_2": False},
     "training.config.flash_attention_2": {"training.config.flash_attention_2": False},
-    "training.config.torch_compile_backend": {"training.config.torch_compile_backend": "eager"},
+    "training.config.torch_compile_backend": {
+        "training.config.torch_compile": True,
+        "training.config.torch_compile_backend": "eager",
+    },
     "training.config.torch_compile_mode": {"training.config.torch_compile_mode": "max-autotune"},
     "training.config.eval_steps": {
         "training.config.load_best_model_at_end": False,

@@ -38,7 +38,7 @@ def test_rows_that_are_not_packed_are_one_sequence_each() -> None:
 def test_25_rows_need_neither_compile_nor_workers(write_manifest: WriteManifest) -> None:
     plan = plan_with_rows(write_manifest, 25)
     assert plan.compile is None
-    assert "in this short run, but compiling takes" in decision(plan, "torch.compile")
+    assert "in this run, but compiling takes" in decision(plan, "torch.compile")
     assert plan.loader.num_workers == 0
     assert plan.loader.prefetch_factor is None
     assert not plan.loader.persistent_workers

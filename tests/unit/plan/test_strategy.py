@@ -262,3 +262,16 @@ def test_fallback_to_zero3_equals_a_plan_for_it() -> None:
     assert lower.quantization is not None
     assert lower.quantization.storage_dtype == "bf16"
     assert lower.compile is None
+
+
+def test_compiling_is_compared_with_the_best_layout_without_it() -> None:
+    """Layers that are not compiled may not fit without checkpointing, which costs far more than slower kernels."""
+    chosen, eager = (
+        plan_for(gpu="h100", gpus=8, nodes=4, base="meta-llama/Llama-3.1-70B", config={"torch_compile": value})
+        for value in (None, False)
+    )
+    assert chosen.compile is not None
+    assert "saves about" in decision(chosen, "torch.compile")
+    assert chosen.checkpointing == "none"
+    assert eager.checkpointing != "none"
+    assert chosen.speed.tokens_per_second > 1.3 * eager.speed.tokens_per_second  # type: ignore[operator]
