@@ -21,6 +21,7 @@ from launcher.cli.run_lookup import (
 from launcher.cli.tables import make_console, print_json, print_table
 from launcher.core.errors import ExitCode, InputError, escape
 from launcher.core.log import get_logger
+from launcher.core.output_path import check_output_file
 from launcher.core.units import format_percent
 from launcher.request.flag_types import percentage, positive_int
 
@@ -81,9 +82,8 @@ def run(arguments: argparse.Namespace) -> int:
     before = _load_earlier(arguments) if arguments.against else None  # fail before the evaluation
     if arguments.max_regression is not None and before is None:
         raise InputError("--max-regression requires --against")
-    if arguments.output:
-        _check_output(Path(arguments.output))
-    code, now = _evaluate(arguments)
+    file = None if arguments.output is None else check_output_file(arguments.output, "--output")
+    code, now = _evaluate(arguments, file)
     if now is None:
         return code
     limit = DEFAULT_MAX_REGRESSION if arguments.max_regression is None else arguments.max_regression
@@ -91,15 +91,7 @@ def run(arguments: argparse.Namespace) -> int:
     return ExitCode.DONE if show(now, before, limit, arguments.worst) else ExitCode.QUALITY_GATE
 
 
-def _check_output(path: Path) -> None:
-    """Refuse an output file that cannot be written, before time is spent on the evaluation."""
-    if not os.access(path.absolute().parent, os.W_OK):
-        raise InputError(f"-o {path}: the folder does not exist, or you may not write to it")
-    if path.exists() and not path.is_file():  # a rename would replace a device, such as /dev/null
-        raise InputError(f"-o {path}: it exists and is not a file")
-
-
-def _evaluate(arguments: argparse.Namespace) -> tuple[int, EvalResult | None]:
+def _evaluate(arguments: argparse.Namespace, file: Path | None) -> tuple[int, EvalResult | None]:
     from launcher.cli.torch_subcommands import run_module
     from launcher.judges.results import load_result
 
@@ -122,12 +114,12 @@ def _evaluate(arguments: argparse.Namespace) -> tuple[int, EvalResult | None]:
         if code != 0:
             return code, None
         result = load_result(scratch)
-    _save(result, arguments, paths)
+    _save(result, file, paths)
     return 0, result
 
 
-def _save(result: EvalResult, arguments: argparse.Namespace, paths: RunPaths | None) -> None:
-    """Save an evaluation to --output, and in the run directory unless one of the same split there has more answers."""
+def _save(result: EvalResult, file: Path | None, paths: RunPaths | None) -> None:
+    """Save an evaluation to a file, and in the run directory unless one of the same split there has more answers."""
     from launcher.core.run_paths import write_text_atomically
     from launcher.judges.results import load_result
 
@@ -143,8 +135,8 @@ def _save(result: EvalResult, arguments: argparse.Namespace, paths: RunPaths | N
             log.info(
                 f"note: kept the earlier evaluation in {paths.evaluation}, which has {counts}; -o FILE saves this one"
             )
-    if arguments.output:
-        write_text_atomically(Path(arguments.output), text)
+    if file is not None:
+        write_text_atomically(file, text)
 
 
 def _find_target_run(arguments: argparse.Namespace) -> RunPaths | None:

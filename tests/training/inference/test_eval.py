@@ -80,7 +80,7 @@ def test_gate_is_open_against_the_same_run(trained: Trained, evaluated: EvalResu
         (("--run", "nothing"), "no run called 'nothing'"),
         (("neo4j", "--max-regression", "5%"), "--max-regression requires --against"),
         (("neo4j", "--against", "nothing"), "no run called 'nothing'"),
-        (("neo4j", "-o", "nowhere/out.json"), "-o nowhere/out.json: the folder does not exist"),
+        (("neo4j", "-o", "nowhere/out.json"), "--output nowhere/out.json: the folder nowhere does not exist"),
         (("neo4j", "--adapter", "."), "is not a PEFT adapter"),
     ],
 )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.cli.eval import _check_output, _find_target_run, _save, print_result
+from launcher.cli.eval import _find_target_run, _save, print_result
 from launcher.cli.main import main
 from launcher.core.errors import InputError
 from launcher.core.run_paths import RunPaths
@@ -51,13 +51,12 @@ def test_profile_of_a_run_cannot_be_chosen(paths: RunPaths, tmp_path: Path, caps
 
 
 def test_smaller_evaluation_does_not_replace_a_larger_one(paths: RunPaths, capsys: pytest.CaptureFixture[str]) -> None:
-    nothing = argparse.Namespace(output=None)
     large = make_evaluation({"parses": 0.9, "matches": 0.8})
     small = large.model_copy(update={"answers": large.answers[:2]})
-    _save(small, nothing, paths)
+    _save(small, None, paths)
     assert len(load_result(paths.evaluation).answers) == 2
-    _save(large, nothing, paths)
-    _save(small, nothing, paths)
+    _save(large, None, paths)
+    _save(small, None, paths)
     assert len(load_result(paths.evaluation).answers) == len(large.answers)
     assert "kept the earlier evaluation" in capsys.readouterr().err
 
@@ -65,14 +64,17 @@ def test_smaller_evaluation_does_not_replace_a_larger_one(paths: RunPaths, capsy
 def test_damaged_evaluation_is_replaced(paths: RunPaths) -> None:
     paths.evaluation.write_text("{")
     result = make_evaluation({"parses": 0.9, "matches": 0.8})
-    _save(result, argparse.Namespace(output=None), paths)
+    _save(result, None, paths)
     assert load_result(paths.evaluation) == result
 
 
-@pytest.mark.parametrize(("name", "what"), [("", "it exists and is not a file"), ("no/a.json", "does not exist")])
-def test_output_that_cannot_be_written_is_refused_first(tmp_path: Path, name: str, what: str) -> None:
-    with pytest.raises(InputError, match=what):
-        _check_output(tmp_path / name)
+@pytest.mark.parametrize(("name", "what"), [("", "it is a folder"), ("no/a.json", "does not exist")])
+def test_output_that_cannot_be_written_is_refused_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, what: str
+) -> None:
+    assert main(["eval", "neo4j", "--base", "-o", str(tmp_path / name)]) == 2
+    assert f"--output {tmp_path / name}: " in (message := capsys.readouterr().err)
+    assert what in message
 
 
 def test_gate_is_printed_in_words(capsys: pytest.CaptureFixture[str]) -> None:
