@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import tempfile
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -119,24 +119,35 @@ def _evaluate(arguments: argparse.Namespace, file: Path | None) -> tuple[int, Ev
 
 
 def _save(result: EvalResult, file: Path | None, paths: RunPaths | None) -> None:
-    """Save an evaluation to a file, and in the run directory unless one of the same split there has more answers."""
+    """Save an evaluation in the run directory, where it never replaces one that covers more, and to a file."""
     from launcher.core.run_paths import write_text_atomically
-    from launcher.judges.results import load_result
 
     text = result.model_dump_json(indent=1) + "\n"
-    if paths is not None:
-        before = None
-        with suppress(InputError):  # there is none, or it is damaged
-            before = load_result(paths.evaluation)
-        if before is None or before.split != result.split or len(before.answers) <= len(result.answers):
-            write_text_atomically(paths.evaluation, text)
-        else:
-            counts = f"{len(before.answers):,} answers instead of {len(result.answers):,}"
+    names_run = paths is not None and file is not None and file.resolve() == paths.evaluation.resolve()
+    if paths is not None and not names_run:
+        lost = _find_lost_coverage(result, paths)
+        write_text_atomically(paths.partial_evaluation if lost else paths.evaluation, text)
+        if lost:
             log.info(
-                f"note: kept the earlier evaluation in {paths.evaluation}, which has {counts}; -o FILE saves this one"
+                f"note: {paths.evaluation} was kept, because it covers more: {', '.join(lost)}; this evaluation is in "
+                f"{paths.partial_evaluation}\n"
+                f"hint: {shlex.join(('mv', str(paths.partial_evaluation), str(paths.evaluation)))} replaces it"
             )
     if file is not None:
         write_text_atomically(file, text)
+
+
+def _find_lost_coverage(result: EvalResult, paths: RunPaths) -> tuple[str, ...]:
+    """Return what an evaluation covers less than the one in the run directory; nothing if that one is of no use."""
+    from launcher.judges.results import find_lost_coverage, load_result
+    from launcher.runs.evaluations import is_outdated
+    from launcher.runs.record import load_outcome
+
+    try:
+        before = load_result(paths.evaluation)
+    except InputError:  # there is none, or it is damaged
+        return ()
+    return () if is_outdated(load_outcome(paths.outcome), before) else find_lost_coverage(before, result)
 
 
 def _find_target_run(arguments: argparse.Namespace) -> RunPaths | None:

@@ -84,7 +84,8 @@ class RunPaths:
     wandb = RunEntry("wandb.json")  # the W&B run, and how much was logged to it
     checkpoints = RunEntry("checkpoints")
     adapter = RunEntry("adapter")  # the result: an adapter in PEFT format, or the full model after full fine-tuning
-    evaluation = RunEntry("eval.json")  # result of the last `launcher eval`
+    evaluation = RunEntry("eval.json")  # result of the last `launcher eval` that covered as much as those before
+    partial_evaluation = RunEntry("eval-partial.json")  # result of a later one that covered less
     evaluations = RunEntry("evaluations")  # task evaluations during training; step 0 is the base model
     profile = RunEntry("profile")  # profiler output: a summary, the trace and a memory snapshot
     merged = RunEntry("merged")
