@@ -8,21 +8,20 @@ from __future__ import annotations
 
 import hashlib
 import json
-import signal
 import sys
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
-from types import FrameType
 from typing import Any, NoReturn
 
 from jinja2 import TemplateError, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from launcher.core.worker import WorkerError, limit_time, run_command
 
 _SECONDS = 10
 _MEMORY_MIB = 1024  # address space of the child process
@@ -97,7 +96,7 @@ def render_template(
     `enable_thinking` is passed as False; with `thinks` it is not passed, so that the template's default applies.
     """
     options = {} if thinks else {"enable_thinking": False}
-    with _time_limit():
+    with limit_time(_SECONDS, TemplateLimitError(f"takes more than {_SECONDS} s for one row")):
         text: str = template.render(
             messages=turns,
             add_generation_prompt=prompt,
@@ -111,25 +110,6 @@ def render_template(
     return text
 
 
-@contextmanager
-def _time_limit() -> Iterator[None]:
-    """Raise TemplateLimitError in this block after 10 seconds, by a signal; only the main thread has this limit."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def stop(_number: int, _frame: FrameType | None) -> NoReturn:
-        raise TemplateLimitError(f"takes more than {_SECONDS} s for one row")
-
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, _SECONDS)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-
-
 @lru_cache(maxsize=8)
 def check_template(source: str) -> str:
     """Compile and render a template in a child process with limits; return why it cannot be used, or an empty text.
@@ -138,7 +118,6 @@ def check_template(source: str) -> str:
     """
     from launcher.core.processes import make_clean_environment
     from launcher.core.run_paths import get_cache_folder
-    from launcher.core.worker import WorkerError, run_command
 
     passed = get_cache_folder() / "templates" / _hash_check(source)
     with suppress(OSError):

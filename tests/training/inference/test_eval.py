@@ -101,7 +101,8 @@ def test_error_of_the_evaluation_is_printed_as_json(trained: Trained) -> None:  
     ("file", "content", "words"),
     [
         ("adapter_model.safetensors", None, "is not a PEFT adapter: it has no adapter_model.safetensors"),  # but .bin
-        ("adapter_config.json", '{"target_modules": "(.*)*(.*)*x$"}', "not a valid adapter config"),
+        ("adapter_config.json", '{"target_modules": ["(.*)*(.*)*x$"]}', "not a valid adapter config"),
+        ("adapter_config.json", '{"rank_pattern": {"(.*)*(.*)*x$": 1}}', "not a valid adapter config"),
         ("adapter_config.json", '{"megatron_config": {"a": 1}, "megatron_core": "x"}', "not a valid adapter config"),
     ],
 )
