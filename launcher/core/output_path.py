@@ -21,7 +21,7 @@ def check_output_file(text: str, flag: str) -> Path:
     try:
         kind = Path(text).stat()  # not of `path`: /dev/stdout may lead to a file without a name
     except OSError as error:  # mostly because there is none yet, which the parent's check accepts
-        if path.is_symlink():  # a loop
+        if _is_link(path):  # a loop
             raise _make_error(flag, text, f"{path} is a link that cannot be followed", "") from error
     else:
         if not stat.S_ISREG(kind.st_mode):
@@ -53,8 +53,11 @@ def _parse(text: str, flag: str, hint_for_dash: str) -> Path:
         raise InputError(f"{flag}: the path is empty", hint=f"give a path, or omit {flag}")
     if text == "-":
         raise InputError(f"{flag} -: stdout is not supported here", hint=hint_for_dash)
-    is_link = os.path.islink(text)  # noqa: PTH114  (unlike is_symlink, never raises)
-    return Path(os.path.realpath(text) if is_link else text)
+    return Path(os.path.realpath(text) if _is_link(text) else text)
+
+
+def _is_link(path: str | Path) -> bool:
+    return os.path.islink(path)  # noqa: PTH114  (unlike is_symlink, never raises)
 
 
 def _is_own_output(kind: os.stat_result) -> bool:
