@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from launcher.cli.bench_vary import check_load, find_out, open_work_folder, prepare_data, report_progress
 from launcher.cli.tables import print_json, print_table
 from launcher.core.errors import ExitCode, InputError, escape
+from launcher.core.run_paths import expand_home
 from launcher.request.arguments import add_request_arguments, make_request
 from launcher.request.flag_types import positive_int
 
@@ -43,7 +44,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="time limit per stage, with startup (default 600)",
     )
     group.add_argument(
-        "--out", metavar="FOLDER", help="default: bench/ablation-EXPERT; an interrupted ablation resumes there"
+        "--out",
+        type=expand_home,
+        metavar="FOLDER",
+        help="default: bench/ablation-EXPERT; an interrupted ablation resumes there",
     )
     group.add_argument("--json", action="store_true", help="print the result as JSON")
 

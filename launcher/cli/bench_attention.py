@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from launcher.cli.bench_vary import check_load, find_out, open_work_folder, report_progress
 from launcher.cli.tables import print_json, print_table
 from launcher.core.errors import ExitCode, Problem, RunFailedError, escape
+from launcher.core.run_paths import expand_home
 from launcher.request.arguments import add_request_arguments, make_request
 from launcher.request.flag_types import positive_int
 
@@ -30,7 +31,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="time limit per backend, with start-up and compilation (default 300)",
     )
-    group.add_argument("--out", metavar="FOLDER", help="write the logs of all backends to this folder")
+    group.add_argument(
+        "--out", type=expand_home, metavar="FOLDER", help="write the logs of all backends to this folder"
+    )
     group.add_argument("--json", action="store_true", help="print the result as JSON")
 
 

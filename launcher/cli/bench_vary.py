@@ -14,6 +14,7 @@ from launcher.cli.tables import print_json, print_table
 from launcher.core.errors import ExitCode, InputError, escape
 from launcher.core.log import get_logger
 from launcher.core.output_path import check_output_folder
+from launcher.core.run_paths import expand_home
 from launcher.request.arguments import add_request_arguments, make_request
 from launcher.request.flag_types import positive_int
 
@@ -56,7 +57,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="time limit for a build and a block (default 900)",
     )
-    bench.add_argument("--out", metavar="FOLDER", help="write result.json, report.md and logs to this folder")
+    bench.add_argument(
+        "--out", type=expand_home, metavar="FOLDER", help="write result.json, report.md and logs to this folder"
+    )
     bench.add_argument("--json", action="store_true", help="print the result as JSON")
 
 

@@ -15,6 +15,7 @@ from launcher.core.errors import ExitCode, InputError, LauncherError, Problem, e
 from launcher.core.log import get_logger
 from launcher.core.output_path import check_output_file
 from launcher.core.redaction import redact_file
+from launcher.core.run_paths import expand_home
 
 if TYPE_CHECKING:
     from launcher.analysis.compare import Comparison, RunFacts
@@ -31,9 +32,9 @@ _MARKED_BYTES = 400
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `launcher compare`."""
-    parser.add_argument("runs", metavar="RUN", nargs="*", help="run id or directory")
+    parser.add_argument("runs", type=expand_home, metavar="RUN", nargs="*", help="run id or directory")
     several = parser.add_mutually_exclusive_group()
-    several.add_argument("--expert", metavar="NAME", help="all runs of this expert")
+    several.add_argument("--expert", type=expand_home, metavar="NAME", help="all runs of this expert")
     several.add_argument("--all", action="store_true", help="all runs")
     parser.add_argument("--last", metavar="N", type=int, help="only the newest N of them")
     add_runs_dir(parser)
@@ -45,7 +46,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--json", action="store_const", const="json", dest="format", help="short for --format json")
     parser.add_argument(
-        "-o", "--output", metavar="FILE", help=f"default: {_DEFAULT_PAGE}, and stdout for the other formats"
+        "-o",
+        "--output",
+        type=expand_home,
+        metavar="FILE",
+        help=f"default: {_DEFAULT_PAGE}, and stdout for the other formats",
     )
     parser.add_argument("--force", action="store_true", help="overwrite a file that compare did not write")
 

@@ -13,6 +13,7 @@ from launcher.cli.tables import print_json
 from launcher.core.errors import ExitCode, InputError
 from launcher.core.log import get_logger
 from launcher.core.output_path import check_output_file
+from launcher.core.run_paths import expand_home
 from launcher.request.flag_types import positive_int
 
 if TYPE_CHECKING:
@@ -35,7 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--entity", metavar="NAME", help="user or team (default: WANDB_ENTITY, or the API key's)")
     parser.add_argument("--name", metavar="TEXT", help=f"name of the saved view (default: {_NAME})")
     parser.add_argument("--url", metavar="URL", help="update this saved view (default: derived from project and name)")
-    parser.add_argument("-o", "--output", metavar="FILE", help=f"file for the specification (default: {_FILE})")
+    parser.add_argument(
+        "-o", "--output", type=expand_home, metavar="FILE", help=f"file for the specification (default: {_FILE})"
+    )
     parser.add_argument(
         "--offline", "--dry-run", action="store_true", dest="offline", help="only write the specification"
     )

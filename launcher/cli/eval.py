@@ -22,6 +22,7 @@ from launcher.cli.tables import make_console, print_json, print_table
 from launcher.core.errors import ExitCode, InputError, escape
 from launcher.core.log import get_logger
 from launcher.core.output_path import check_output_file
+from launcher.core.run_paths import expand_home
 from launcher.core.units import format_percent
 from launcher.request.flag_types import percentage, positive_int
 
@@ -38,13 +39,20 @@ DEFAULT_MAX_REGRESSION = 0.05
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of an evaluation."""
     parser.add_argument(
-        "expert", metavar="EXPERT", nargs="?", help="an expert by name, or a manifest (default: the run's)"
+        "expert",
+        type=expand_home,
+        metavar="EXPERT",
+        nargs="?",
+        help="an expert by name, or a manifest (default: the run's)",
     )
     target = parser.add_mutually_exclusive_group()
     target.add_argument(
-        "--run", metavar="RUN", help="a run by id or directory (default: the expert's newest finished run)"
+        "--run",
+        type=expand_home,
+        metavar="RUN",
+        help="a run by id or directory (default: the expert's newest finished run)",
     )
-    target.add_argument("--adapter", metavar="DIR", help="an adapter in PEFT format")
+    target.add_argument("--adapter", type=expand_home, metavar="DIR", help="an adapter in PEFT format")
     target.add_argument("--base", action="store_true", help="the base model without an adapter")
     add_runs_dir(parser)
     parser.add_argument("--profile", choices=("auto", "full", "smoke"), default="auto", help="with --adapter or --base")
@@ -62,7 +70,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     rows.add_argument("--max-new-tokens", type=positive_int, metavar="N", help="longest answer (default 512)")
     gate = parser.add_argument_group("gate")
     gate.add_argument(
-        "--against", metavar="RUN|FILE", help="compare with an earlier evaluation: a run, or a file written by -o"
+        "--against",
+        type=expand_home,
+        metavar="RUN|FILE",
+        help="compare with an earlier evaluation: a run, or a file written by -o",
     )
     gate.add_argument(
         "--max-regression",
@@ -70,7 +81,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="P%",
         help="largest allowed drop in correct answers, in percentage points (default 5%%)",
     )
-    parser.add_argument("-o", "--output", metavar="FILE", help="also write every answer with its verdict to FILE")
+    parser.add_argument(
+        "-o", "--output", type=expand_home, metavar="FILE", help="also write every answer with its verdict to FILE"
+    )
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     parser.add_argument(
         "--worst", type=positive_int, default=5, metavar="N", help="number of failures shown (default 5)"

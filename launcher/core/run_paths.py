@@ -37,11 +37,24 @@ def get_home() -> Path:
         return Path("/")
 
 
+def expand_home(path: str) -> str:
+    """Replace a leading `~` or `~user` by the home folder, as a shell does; unchanged for an unknown user.
+
+    A shell leaves it in quotes, after `=` and in files. `./~` is a folder that is called ~.
+    """
+    return os.path.expanduser(path)  # noqa: PTH111  (unlike Path.expanduser, never raises)
+
+
+def get_env_path(variable: str) -> Path | None:
+    """Return the path in an environment variable; None if it is unset or empty."""
+    configured = os.environ.get(variable)
+    return Path(expand_home(configured)) if configured else None
+
+
 def get_cache_folder() -> Path:
     """Return the cache folder for measurements and checks of this machine, which later runs use."""
-    configured = os.environ.get("LAUNCHER_CACHE_DIR")
-    if configured:
-        return Path(configured)
+    if (configured := get_env_path("LAUNCHER_CACHE_DIR")) is not None:
+        return configured
     return Path(os.environ.get("XDG_CACHE_HOME") or get_home() / ".cache") / "expert-launcher"
 
 
