@@ -8,13 +8,12 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
-from types import FrameType
-from typing import IO, Literal, NoReturn, TypeVar
+from typing import IO, Literal, TypeVar
 
 MAX_LINE_BYTES = 32 * 2**20
 _CHUNK_BYTES = 2**16
@@ -284,25 +283,3 @@ def call_with_timeout(action: Callable[[], Value], seconds: float) -> Value:
         return future.result(seconds)
     except TimeoutError:
         raise TimeoutError(f"timed out after {seconds:g} s") from None
-
-
-@contextmanager
-def limit_time(seconds: float, error: Exception) -> Iterator[None]:
-    """Raise `error` in this block after some seconds, by a signal; only the main thread has this limit.
-
-    A regular expression that is being matched is interrupted, too.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def stop(_number: int, _frame: FrameType | None) -> NoReturn:
-        raise error
-
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)

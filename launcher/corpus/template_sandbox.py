@@ -1,27 +1,29 @@
 """Sandbox of chat templates, which are untrusted code: no access to Python, and limits on time and memory.
 
 A template is first compiled and rendered in a child process with resource limits (`check_template`), because a constant
-such as 'a' * 10**10 is computed when it is compiled. Later, each rendering has a time limit.
+such as 'a' * 10**10 is computed when it is compiled. Later, each rendering has a time limit. The child process runs
+this file alone, so it imports nothing of the launcher at its top.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import signal
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
+from types import FrameType
 from typing import Any, NoReturn
 
 from jinja2 import TemplateError, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-from launcher.core.worker import WorkerError, limit_time, run_command
 
 _SECONDS = 10
 _MEMORY_MIB = 1024  # address space of the child process
@@ -110,6 +112,28 @@ def render_template(
     return text
 
 
+@contextmanager
+def limit_time(seconds: float, error: Exception) -> Iterator[None]:
+    """Raise `error` in this block after some seconds, by a signal; only the main thread has this limit.
+
+    A regular expression that is being matched is interrupted, too.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(_number: int, _frame: FrameType | None) -> NoReturn:
+        raise error
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
 @lru_cache(maxsize=8)
 def check_template(source: str) -> str:
     """Compile and render a template in a child process with limits; return why it cannot be used, or an empty text.
@@ -118,6 +142,7 @@ def check_template(source: str) -> str:
     """
     from launcher.core.processes import make_clean_environment
     from launcher.core.run_paths import get_cache_folder
+    from launcher.core.worker import WorkerError, run_command
 
     passed = get_cache_folder() / "templates" / _hash_check(source)
     with suppress(OSError):

@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from launcher.base_models.catalogue import TINY_BASE_FOLDER, TINY_BASE_NAME, find_config
 from launcher.core.choices import ALL_LINEAR, DTYPE_BYTES, Dtype
 from launcher.core.errors import InputError, first_line
-from launcher.core.worker import limit_time
+from launcher.corpus.template_sandbox import limit_time
 from launcher.manifest.parse_json import shorten
 from launcher.manifest.trust import allow_remote_code
 from launcher.plan.model import Plan

@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field, StringConstraints
 from launcher.core.errors import InputError, first_line
 from launcher.core.run_files import check_regular_files, load_model
 from launcher.core.run_paths import RunPaths, format_resume_command
-from launcher.core.worker import limit_time
+from launcher.corpus.template_sandbox import limit_time
 from launcher.manifest import Manifest, load_manifest
 from launcher.manifest.parse_json import shorten
 from launcher.manifest.trust import allow_remote_code, check_trust, list_remote_code
