@@ -56,7 +56,7 @@ def test_paths_of_overrides(home: Path) -> None:
     assert (manifest.training.dataset.path, manifest.base.name) == (f"{home}/a.jsonl", f"{home}/base")
 
 
-@pytest.mark.parametrize("name", ["a~b.jsonl", "./~/a.jsonl", "a/~", "~nobody-has-this-name/a.jsonl"])
+@pytest.mark.parametrize("name", ["a~b.jsonl", "./~/a.jsonl", "a/~", "~unknown-user/a.jsonl"])
 def test_other_tildes_stay(home: Path, name: str) -> None:
     assert load(home, path=name).training.dataset.path == name
 
