@@ -22,7 +22,7 @@ from launcher.core.errors import ExitCode, LauncherError, ManifestError, first_l
 from launcher.core.file_lock import lock_run  # noqa: E402
 from launcher.core.log import configure, get_logger  # noqa: E402
 from launcher.core.processes import is_lost_rank  # noqa: E402
-from launcher.core.run_paths import RunPaths, format_resume_command, open_run, write_files  # noqa: E402
+from launcher.core.run_paths import RunPaths, expand_home, format_resume_command, open_run, write_files  # noqa: E402
 from launcher.hardware.launch_env import LaunchEnv, read_launch_env  # noqa: E402
 from launcher.manifest import find_manifest, load_manifest  # noqa: E402
 from launcher.manifest.trust import (  # noqa: E402
@@ -115,8 +115,10 @@ def make_parser() -> argparse.ArgumentParser:
     """Return the parser of this script."""
     parser = argparse.ArgumentParser(prog="launcher/train.py", description=__doc__)
     source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--plan", type=Path, metavar="FILE", help="a plan written by `launcher train`")
-    source.add_argument("--manifest", metavar="FILE", help="a manifest, planned for the processes accelerate started")
+    source.add_argument("--plan", type=_parse_path, metavar="FILE", help="a plan written by `launcher train`")
+    source.add_argument(
+        "--manifest", type=expand_home, metavar="FILE", help="a manifest, planned for the processes accelerate started"
+    )
     add_trust_argument(parser)
     add_learning_arguments(parser)
     add_tracker_arguments(parser)
@@ -125,8 +127,12 @@ def make_parser() -> argparse.ArgumentParser:
     add_resume_arguments(parser)
     run = parser.add_argument_group("the run, with --manifest")
     run.add_argument("--run-id", metavar="ID", help="name of the run directory (default: expert, time, hardware)")
-    run.add_argument("--runs-dir", type=Path, metavar="DIR", default=Path("runs"), help="default: runs")
+    run.add_argument("--runs-dir", type=_parse_path, metavar="DIR", default=Path("runs"), help="default: runs")
     return parser
+
+
+def _parse_path(text: str) -> Path:
+    return Path(expand_home(text))
 
 
 def _read_plan(file: Path) -> tuple[Plan, RunPaths]:

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from launcher.core.errors import InputError, Problem
+from launcher.core.run_paths import expand_home
 from launcher.core.units import mib_to_bytes
 
 BaseKeys = Mapping[str, str | int | bool]  # the keys of a config.json that decide the shape
@@ -93,15 +94,8 @@ def _is_file(path: Path) -> bool:
         return False
 
 
-def _expand(path: str) -> Path:
-    try:
-        return Path(path).expanduser()
-    except RuntimeError:  # ~user of an unknown user
-        return Path(path)
-
-
 def _candidates(name: str, search: Sequence[Path]) -> Iterator[Path]:
-    given = _expand(name)
+    given = Path(expand_home(name))
     if given.name == "config.json":
         yield given
     yield given / "config.json"
@@ -116,10 +110,10 @@ def get_hub_cache() -> Path:
     """Return the cache folder of huggingface_hub, determined by the same environment variables."""
     environ = os.environ
     if explicit := environ.get("HF_HUB_CACHE") or environ.get("HUGGINGFACE_HUB_CACHE"):
-        return _expand(explicit)
+        return Path(expand_home(explicit))
     if home := environ.get("HF_HOME"):
-        return _expand(home) / "hub"
-    return _expand(environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface" / "hub"
+        return Path(expand_home(home)) / "hub"
+    return Path(expand_home(environ.get("XDG_CACHE_HOME") or "~/.cache")) / "huggingface" / "hub"
 
 
 def _cached_configs(parts: Sequence[str]) -> Iterator[Path]:

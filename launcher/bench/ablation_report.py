@@ -165,9 +165,10 @@ def list_missing(ablation: Ablation) -> list[str]:
 def describe(ablation: Ablation) -> str:
     """Return the base model, hardware, batch size and number of steps of an ablation as one line of text."""
     size = f"{ablation.sequences_per_step} sequences of {ablation.sequence_length:,} tokens per step"
+    warmup = "1 warm-up step" if ablation.warmup_steps == 1 else f"{ablation.warmup_steps} warm-up steps"
     return (
         f"{ablation.base} on {ablation.hardware}; {size}, the same rows in every stage; "
-        f"median of {ablation.timed_steps} steps after {ablation.warmup_steps} warm-up step{'s' * (ablation.warmup_steps > 1)}"
+        f"median of {ablation.timed_steps} steps after {warmup}"
     )
 
 

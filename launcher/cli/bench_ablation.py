@@ -6,9 +6,10 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.cli.bench_vary import check_load, open_work_folder, prepare_data, report_progress
+from launcher.cli.bench_vary import check_load, find_out, open_work_folder, prepare_data, report_progress
 from launcher.cli.tables import print_json, print_table
 from launcher.core.errors import ExitCode, InputError, escape
+from launcher.core.run_paths import expand_home
 from launcher.request.arguments import add_request_arguments, make_request
 from launcher.request.flag_types import positive_int
 
@@ -43,7 +44,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="time limit per stage, with startup (default 600)",
     )
     group.add_argument(
-        "--out", metavar="FOLDER", help="default: bench/ablation-EXPERT; an interrupted ablation resumes there"
+        "--out",
+        type=expand_home,
+        metavar="FOLDER",
+        help="default: bench/ablation-EXPERT; an interrupted ablation resumes there",
     )
     group.add_argument("--json", action="store_true", help="print the result as JSON")
 
@@ -59,6 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
     planned = plan_request(make_request(arguments))
     plan = planned.plan
     check_one_process(plan, plan.expert)
+    out = find_out(arguments, f"bench/ablation-{plan.expert}")
     stages = _select_stages(list_stages(plan), arguments.stages)
     measurements = list_measurements(stages, fp8_base=plan.precision.fp8_base)
     store = prepare_data(planned).store.folder
@@ -69,7 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
         seconds=arguments.seconds,
         limit_seconds=arguments.limit,
     )
-    with open_work_folder(arguments.out or f"bench/ablation-{plan.expert}") as folder:
+    with open_work_folder(out) as folder:
         records = run_ablation(plan, store, measurements, effort, folder, report_progress)
         ablation = make_ablation(plan, records, arguments.warm, arguments.steps, notes)
         files = _write(ablation, folder)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from launcher.cli.bench_vary import check_load, open_work_folder, report_progress
+from launcher.cli.bench_vary import check_load, find_out, open_work_folder, report_progress
 from launcher.cli.tables import print_json, print_table
 from launcher.core.errors import ExitCode, Problem, RunFailedError, escape
+from launcher.core.run_paths import expand_home
 from launcher.request.arguments import add_request_arguments, make_request
 from launcher.request.flag_types import positive_int
 
@@ -30,7 +31,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="time limit per backend, with start-up and compilation (default 300)",
     )
-    group.add_argument("--out", metavar="FOLDER", help="write the logs of all backends to this folder")
+    group.add_argument(
+        "--out", type=expand_home, metavar="FOLDER", help="write the logs of all backends to this folder"
+    )
     group.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
@@ -42,9 +45,10 @@ def run(arguments: argparse.Namespace) -> int:
 
     plan = plan_request(make_request(arguments)).plan
     check_measurable(plan)
+    out = find_out(arguments)
     for note in check_load(plan):
         report_progress(note)
-    with open_work_folder(arguments.out) as folder:
+    with open_work_folder(out) as folder:
         result = measure_attention(plan, list_measurable(plan), folder, arguments.limit, report_progress)
     if not result.timings:
         problems = tuple(Problem(where=name, what=what) for name, what in result.problems.items())

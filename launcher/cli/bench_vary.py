@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 from launcher.cli.tables import print_json, print_table
 from launcher.core.errors import ExitCode, InputError, escape
 from launcher.core.log import get_logger
+from launcher.core.output_path import check_output_folder
+from launcher.core.run_paths import expand_home
 from launcher.request.arguments import add_request_arguments, make_request
 from launcher.request.flag_types import positive_int
 
@@ -55,7 +57,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="time limit for a build and a block (default 900)",
     )
-    bench.add_argument("--out", metavar="FOLDER", help="write result.json, report.md and logs to this folder")
+    bench.add_argument(
+        "--out", type=expand_home, metavar="FOLDER", help="write result.json, report.md and logs to this folder"
+    )
     bench.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
@@ -70,6 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise InputError(
             f"--repeats {arguments.repeats}: too few for a confidence interval", hint=f"use at least {MIN_ROUNDS}"
         )
+    out = find_out(arguments)
     variation = parse_vary(arguments.vary)
     variants = plan_variants(make_request(arguments), variation)
     prepared = [prepare_data(variant.planned) for variant in variants]
@@ -84,7 +89,7 @@ def run(arguments: argparse.Namespace) -> int:
     reuse_processes = not arguments.fresh and fit_together(variants)
     if not arguments.json:
         _print_start(variants, block_size, arguments.repeats, reuse_processes)
-    with open_work_folder(arguments.out) as folder:
+    with open_work_folder(out) as folder:
         measurements = measure_variants(
             variants,
             stores,
@@ -96,7 +101,7 @@ def run(arguments: argparse.Namespace) -> int:
             report=report_progress,
         )
         result = make_result(variation, variants, measurements, notes)
-        if arguments.out is not None:
+        if out is not None:
             _write(result, folder)
     if arguments.json:
         print_json(result)
@@ -117,6 +122,12 @@ def prepare_data(planned: PlannedRun) -> Prepared:
     return prepare(planned)
 
 
+def find_out(arguments: argparse.Namespace, default: str | None = None) -> Path | None:
+    """Return the checked folder of --out, or of `default`; None without either."""
+    name = default if arguments.out is None else arguments.out
+    return None if name is None else check_output_folder(name, "--out")
+
+
 def check_load(plan: Plan) -> list[str]:
     """Return a warning if other processes keep the CPU busy, else an empty list."""
     cores, load = plan.hardware.cpu_cores_per_node, os.getloadavg()[0]
@@ -126,18 +137,17 @@ def check_load(plan: Plan) -> list[str]:
 
 
 @contextmanager
-def open_work_folder(out: str | None) -> Iterator[Path]:
-    """Yield the folder that --out names, which is created if necessary; without --out, a temporary one."""
+def open_work_folder(out: Path | None) -> Iterator[Path]:
+    """Yield the folder of --out, which is created if necessary; without --out, a temporary one."""
     if out is None:
         with tempfile.TemporaryDirectory(prefix="launcher-bench-") as name:
             yield Path(name)
         return
-    folder = Path(out)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"--out {out}: {error.strerror}", hint="choose a writable folder") from None
-    yield folder
+    yield out
 
 
 def _write(result: BenchResult, folder: Path) -> None:

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING
 from launcher.cli.run_lookup import add_runs_dir, find_run, list_runs, resolve_expert_name
 from launcher.core.errors import ExitCode, InputError, LauncherError, Problem, escape
 from launcher.core.log import get_logger
+from launcher.core.output_path import check_output_file
 from launcher.core.redaction import redact_file
+from launcher.core.run_paths import expand_home
 
 if TYPE_CHECKING:
     from launcher.analysis.compare import Comparison, RunFacts
@@ -30,9 +32,9 @@ _MARKED_BYTES = 400
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `launcher compare`."""
-    parser.add_argument("runs", metavar="RUN", nargs="*", help="run id or directory")
+    parser.add_argument("runs", type=expand_home, metavar="RUN", nargs="*", help="run id or directory")
     several = parser.add_mutually_exclusive_group()
-    several.add_argument("--expert", metavar="NAME", help="all runs of this expert")
+    several.add_argument("--expert", type=expand_home, metavar="NAME", help="all runs of this expert")
     several.add_argument("--all", action="store_true", help="all runs")
     parser.add_argument("--last", metavar="N", type=int, help="only the newest N of them")
     add_runs_dir(parser)
@@ -44,7 +46,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--json", action="store_const", const="json", dest="format", help="short for --format json")
     parser.add_argument(
-        "-o", "--output", metavar="FILE", help=f"default: {_DEFAULT_PAGE}, and stdout for the other formats"
+        "-o",
+        "--output",
+        type=expand_home,
+        metavar="FILE",
+        help=f"default: {_DEFAULT_PAGE}, and stdout for the other formats",
     )
     parser.add_argument("--force", action="store_true", help="overwrite a file that compare did not write")
 
@@ -54,19 +60,17 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     from launcher.analysis.compare import make_comparison
 
     arguments.json = arguments.format == "json"  # errors are printed as JSON, too
-    output = arguments.output or (_DEFAULT_PAGE if arguments.format == "html" else _STDOUT)
-    if output != _STDOUT:
-        _check_output(Path(output), force=arguments.force)
+    file = _choose_file(arguments)
     runs, skipped = _load_runs(arguments)
     for item in skipped:
         log.warning(f"skipped {escape(item.place)}: {escape(item.why)}")
     title = f"{arguments.expert}: {len(runs)} runs compared" if arguments.expert and len(runs) > 1 else ""
     made_at = datetime.now(UTC).isoformat(timespec="seconds")
     comparison = make_comparison(runs, made_at=made_at, title=title, skipped=skipped)
-    if output == _STDOUT:
+    if file is None:
         _print(comparison, arguments.format)
     else:
-        _write(comparison, arguments.format, Path(output))
+        _write(comparison, arguments.format, file)
     return ExitCode.DONE
 
 
@@ -122,19 +126,26 @@ def _make_no_runs_error(arguments: argparse.Namespace, runs_dir: Path, skipped: 
     return InputError(f"{runs_dir} has no run{wanted}", hint=hint)
 
 
-def _check_output(path: Path, *, force: bool) -> None:
-    """Refuse an output file in a missing folder, or (without `force`) an existing file that compare did not write."""
+def _choose_file(arguments: argparse.Namespace) -> Path | None:
+    """Return the checked output file; None for stdout."""
+    name = arguments.output
+    if name is None:
+        name = _DEFAULT_PAGE if arguments.format == "html" else _STDOUT
+    if name == _STDOUT:
+        return None
+    file = check_output_file(name, "--output")
+    if not arguments.force:
+        _check_replaceable(file)
+    return file
+
+
+def _check_replaceable(path: Path) -> None:
+    """Refuse an existing file that compare did not write."""
     try:
-        if not path.parent.is_dir():
-            raise InputError(f"{path.parent} is not a folder", hint="create it, or pass another --output")
-        if not path.exists():
-            return
-        if not path.is_file():
-            raise InputError(f"{path} exists and is not a file", hint="pass another --output")
-        if force:
-            return
         with path.open("rb") as file:
             head = file.read(_MARKED_BYTES).decode("utf-8", "replace")
+    except FileNotFoundError:
+        return
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}", hint="pass another --output") from None
     if head and not any(mark in head for mark in _MARKS):

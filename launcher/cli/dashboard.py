@@ -12,6 +12,8 @@ from urllib.parse import parse_qs, urlsplit
 from launcher.cli.tables import print_json
 from launcher.core.errors import ExitCode, InputError
 from launcher.core.log import get_logger
+from launcher.core.output_path import check_output_file
+from launcher.core.run_paths import expand_home
 from launcher.request.flag_types import positive_int
 
 if TYPE_CHECKING:
@@ -34,7 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--entity", metavar="NAME", help="user or team (default: WANDB_ENTITY, or the API key's)")
     parser.add_argument("--name", metavar="TEXT", help=f"name of the saved view (default: {_NAME})")
     parser.add_argument("--url", metavar="URL", help="update this saved view (default: derived from project and name)")
-    parser.add_argument("-o", "--output", metavar="FILE", help=f"file for the specification (default: {_FILE})")
+    parser.add_argument(
+        "-o", "--output", type=expand_home, metavar="FILE", help=f"file for the specification (default: {_FILE})"
+    )
     parser.add_argument(
         "--offline", "--dry-run", action="store_true", dest="offline", help="only write the specification"
     )
@@ -129,7 +133,7 @@ def _report_result(arguments: argparse.Namespace, target: ViewTarget, result: Sa
 
 
 def _write_offline(arguments: argparse.Namespace, target: ViewTarget, reason: str) -> ExitCode:
-    file = Path(arguments.output) if arguments.output is not None else _write_specification(arguments, target)
+    file = arguments.output if arguments.output is not None else _write_specification(arguments, target)
     log.info(f"nothing sent to W&B: {reason}")
     log.info("run the same command with an API key (`wandb login`) and a network to create or update the workspace")
     _print_status(arguments, "written", specification=str(file))
@@ -147,6 +151,7 @@ def _write_specification(arguments: argparse.Namespace, target: ViewTarget) -> P
     from launcher.analysis.wandb_dashboard.workspace import render_specification
     from launcher.core.run_paths import write_text_atomically
 
-    file = Path(arguments.output or _FILE)
+    name = _FILE if arguments.output is None else arguments.output
+    file = check_output_file(name, "--output")
     write_text_atomically(file, render_specification(target))
     return file

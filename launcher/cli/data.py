@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.cli.tables import confirm, print_json, print_table
 from launcher.core.errors import ExitCode, InputError
+from launcher.core.run_paths import expand_home
 from launcher.core.units import format_gib
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `launcher data`."""
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--prune", action="store_true", help="delete stale, damaged and temporary stores (asks first)")
-    what.add_argument("--move-to", metavar="DIR", help="move the stores to a folder on another disk")
+    what.add_argument("--move-to", type=expand_home, metavar="DIR", help="move the stores to a folder on another disk")
     parser.add_argument("--yes", action="store_true", help="do not ask for confirmation")
     parser.add_argument("--json", action="store_true", help="print the list and the result as JSON")
 

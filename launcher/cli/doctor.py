@@ -10,14 +10,17 @@ from launcher.cli.run_lookup import add_runs_dir, find_run
 from launcher.cli.tables import confirm, print_json
 from launcher.core.errors import ExitCode, InputError, escape
 from launcher.core.log import get_logger
+from launcher.core.run_paths import expand_home
 
 log = get_logger(__name__)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `launcher doctor`."""
-    parser.add_argument("expert", metavar="EXPERT", nargs="?", help="also check whether this expert can train here")
-    parser.add_argument("--run", metavar="RUN", help="also check this run, by id or directory")
+    parser.add_argument(
+        "expert", type=expand_home, metavar="EXPERT", nargs="?", help="also check whether this expert can train here"
+    )
+    parser.add_argument("--run", type=expand_home, metavar="RUN", help="also check this run, by id or directory")
     add_runs_dir(parser)
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides", help="override a manifest value"

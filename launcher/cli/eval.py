@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import tempfile
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +21,8 @@ from launcher.cli.run_lookup import (
 from launcher.cli.tables import make_console, print_json, print_table
 from launcher.core.errors import ExitCode, InputError, escape
 from launcher.core.log import get_logger
+from launcher.core.output_path import check_output_file
+from launcher.core.run_paths import expand_home
 from launcher.core.units import format_percent
 from launcher.request.flag_types import percentage, positive_int
 
@@ -37,13 +39,20 @@ DEFAULT_MAX_REGRESSION = 0.05
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of an evaluation."""
     parser.add_argument(
-        "expert", metavar="EXPERT", nargs="?", help="an expert by name, or a manifest (default: the run's)"
+        "expert",
+        type=expand_home,
+        metavar="EXPERT",
+        nargs="?",
+        help="an expert by name, or a manifest (default: the run's)",
     )
     target = parser.add_mutually_exclusive_group()
     target.add_argument(
-        "--run", metavar="RUN", help="a run by id or directory (default: the expert's newest finished run)"
+        "--run",
+        type=expand_home,
+        metavar="RUN",
+        help="a run by id or directory (default: the expert's newest finished run)",
     )
-    target.add_argument("--adapter", metavar="DIR", help="an adapter in PEFT format")
+    target.add_argument("--adapter", type=expand_home, metavar="DIR", help="an adapter in PEFT format")
     target.add_argument("--base", action="store_true", help="the base model without an adapter")
     add_runs_dir(parser)
     parser.add_argument("--profile", choices=("auto", "full", "smoke"), default="auto", help="with --adapter or --base")
@@ -61,7 +70,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     rows.add_argument("--max-new-tokens", type=positive_int, metavar="N", help="longest answer (default 512)")
     gate = parser.add_argument_group("gate")
     gate.add_argument(
-        "--against", metavar="RUN|FILE", help="compare with an earlier evaluation: a run, or a file written by -o"
+        "--against",
+        type=expand_home,
+        metavar="RUN|FILE",
+        help="compare with an earlier evaluation: a run, or a file written by -o",
     )
     gate.add_argument(
         "--max-regression",
@@ -69,7 +81,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="P%",
         help="largest allowed drop in correct answers, in percentage points (default 5%%)",
     )
-    parser.add_argument("-o", "--output", metavar="FILE", help="also write every answer with its verdict to FILE")
+    parser.add_argument(
+        "-o", "--output", type=expand_home, metavar="FILE", help="also write every answer with its verdict to FILE"
+    )
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     parser.add_argument(
         "--worst", type=positive_int, default=5, metavar="N", help="number of failures shown (default 5)"
@@ -81,9 +95,8 @@ def run(arguments: argparse.Namespace) -> int:
     before = _load_earlier(arguments) if arguments.against else None  # fail before the evaluation
     if arguments.max_regression is not None and before is None:
         raise InputError("--max-regression requires --against")
-    if arguments.output:
-        _check_output(Path(arguments.output))
-    code, now = _evaluate(arguments)
+    file = None if arguments.output is None else check_output_file(arguments.output, "--output")
+    code, now = _evaluate(arguments, file)
     if now is None:
         return code
     limit = DEFAULT_MAX_REGRESSION if arguments.max_regression is None else arguments.max_regression
@@ -91,15 +104,7 @@ def run(arguments: argparse.Namespace) -> int:
     return ExitCode.DONE if show(now, before, limit, arguments.worst) else ExitCode.QUALITY_GATE
 
 
-def _check_output(path: Path) -> None:
-    """Refuse an output file that cannot be written, before time is spent on the evaluation."""
-    if not os.access(path.absolute().parent, os.W_OK):
-        raise InputError(f"-o {path}: the folder does not exist, or you may not write to it")
-    if path.exists() and not path.is_file():  # a rename would replace a device, such as /dev/null
-        raise InputError(f"-o {path}: it exists and is not a file")
-
-
-def _evaluate(arguments: argparse.Namespace) -> tuple[int, EvalResult | None]:
+def _evaluate(arguments: argparse.Namespace, file: Path | None) -> tuple[int, EvalResult | None]:
     from launcher.cli.torch_subcommands import run_module
     from launcher.judges.results import load_result
 
@@ -122,29 +127,40 @@ def _evaluate(arguments: argparse.Namespace) -> tuple[int, EvalResult | None]:
         if code != 0:
             return code, None
         result = load_result(scratch)
-    _save(result, arguments, paths)
+    _save(result, file, paths)
     return 0, result
 
 
-def _save(result: EvalResult, arguments: argparse.Namespace, paths: RunPaths | None) -> None:
-    """Save an evaluation to --output, and in the run directory unless one of the same split there has more answers."""
+def _save(result: EvalResult, file: Path | None, paths: RunPaths | None) -> None:
+    """Save an evaluation in the run directory, where it never replaces one that covers more, and to a file."""
     from launcher.core.run_paths import write_text_atomically
-    from launcher.judges.results import load_result
 
     text = result.model_dump_json(indent=1) + "\n"
-    if paths is not None:
-        before = None
-        with suppress(InputError):  # there is none, or it is damaged
-            before = load_result(paths.evaluation)
-        if before is None or before.split != result.split or len(before.answers) <= len(result.answers):
-            write_text_atomically(paths.evaluation, text)
-        else:
-            counts = f"{len(before.answers):,} answers instead of {len(result.answers):,}"
+    names_run = paths is not None and file is not None and file.resolve() == paths.evaluation.resolve()
+    if paths is not None and not names_run:
+        lost = _find_lost_coverage(result, paths)
+        write_text_atomically(paths.partial_evaluation if lost else paths.evaluation, text)
+        if lost:
             log.info(
-                f"note: kept the earlier evaluation in {paths.evaluation}, which has {counts}; -o FILE saves this one"
+                f"note: {paths.evaluation} was kept, because it covers more: {', '.join(lost)}; this evaluation is in "
+                f"{paths.partial_evaluation}\n"
+                f"hint: {shlex.join(('mv', str(paths.partial_evaluation), str(paths.evaluation)))} replaces it"
             )
-    if arguments.output:
-        write_text_atomically(Path(arguments.output), text)
+    if file is not None:
+        write_text_atomically(file, text)
+
+
+def _find_lost_coverage(result: EvalResult, paths: RunPaths) -> tuple[str, ...]:
+    """Return what an evaluation covers less than the one in the run directory; nothing if that one is of no use."""
+    from launcher.judges.results import find_lost_coverage, load_result
+    from launcher.runs.evaluations import is_outdated
+    from launcher.runs.record import load_outcome
+
+    try:
+        before = load_result(paths.evaluation)
+    except InputError:  # there is none, or it is damaged
+        return ()
+    return () if is_outdated(load_outcome(paths.outcome), before) else find_lost_coverage(before, result)
 
 
 def _find_target_run(arguments: argparse.Namespace) -> RunPaths | None:

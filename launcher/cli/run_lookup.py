@@ -6,20 +6,24 @@ import argparse
 from pathlib import Path
 
 from launcher.core.errors import InputError, ManifestError, Problem
-from launcher.core.run_paths import FIND_ELSEWHERE, RunPaths, open_run
+from launcher.core.run_paths import FIND_ELSEWHERE, RunPaths, expand_home, open_run
 
 _SHOWN_RUNS = 5
 
 
 def add_run_arguments(parser: argparse.ArgumentParser, more: str = "") -> None:
     """Add RUN and --runs-dir."""
-    parser.add_argument("run", metavar="RUN", help=f"a run by its id, or the path of its directory{more}")
+    parser.add_argument(
+        "run", type=expand_home, metavar="RUN", help=f"a run by its id, or the path of its directory{more}"
+    )
     add_runs_dir(parser)
 
 
 def add_runs_dir(parser: argparse._ActionsContainer) -> None:
     """Add --runs-dir."""
-    parser.add_argument("--runs-dir", metavar="DIR", default="runs", help="folder of run directories (default: runs)")
+    parser.add_argument(
+        "--runs-dir", type=expand_home, metavar="DIR", default="runs", help="folder of run directories (default: runs)"
+    )
 
 
 def resolve_expert_name(expert: str) -> str:

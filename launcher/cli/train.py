@@ -237,8 +237,7 @@ def _find_program() -> str:
 def _resume(arguments: argparse.Namespace, node: Node | None, job: JobOptions | None) -> int:
     name = arguments.resume or arguments.run_id or ""
     resumed = plan_resumed(Path(arguments.runs_dir), name, make_request(arguments))
-    if not arguments.dry_run:
-        check_trust(resumed.list_code(arguments.expert), resumed.paths.root)
+    check_trust(resumed.list_code(arguments.expert, executes=not arguments.dry_run), resumed.paths.root)
     if resumed.is_done and arguments.verify:
         raise InputError(
             f"--verify trains recorded steps again before a run continues, and {resumed.paths.root} is done",

@@ -6,13 +6,16 @@ import argparse
 
 from launcher.cli.tables import print_json
 from launcher.core.errors import ExitCode, escape
+from launcher.core.run_paths import expand_home
 
 _UNREMARKABLE = ("schema_version", "description")  # unused keys that `launcher new` writes
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of a validation."""
-    parser.add_argument("expert", metavar="EXPERT", help="an expert by name (neo4j), or the path of a manifest.json")
+    parser.add_argument(
+        "expert", type=expand_home, metavar="EXPERT", help="an expert by name (neo4j), or the path of a manifest.json"
+    )
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides", help="override a manifest value"
     )

@@ -37,11 +37,24 @@ def get_home() -> Path:
         return Path("/")
 
 
+def expand_home(path: str) -> str:
+    """Replace a leading `~` or `~user` by the home folder, as a shell does; unchanged for an unknown user.
+
+    A shell leaves it in quotes, after `=` and in files. `./~` is a folder that is called ~.
+    """
+    return os.path.expanduser(path)  # noqa: PTH111  (unlike Path.expanduser, never raises)
+
+
+def get_env_path(variable: str) -> Path | None:
+    """Return the path in an environment variable; None if it is unset or empty."""
+    configured = os.environ.get(variable)
+    return Path(expand_home(configured)) if configured else None
+
+
 def get_cache_folder() -> Path:
     """Return the cache folder for measurements and checks of this machine, which later runs use."""
-    configured = os.environ.get("LAUNCHER_CACHE_DIR")
-    if configured:
-        return Path(configured)
+    if (configured := get_env_path("LAUNCHER_CACHE_DIR")) is not None:
+        return configured
     return Path(os.environ.get("XDG_CACHE_HOME") or get_home() / ".cache") / "expert-launcher"
 
 
@@ -84,7 +97,8 @@ class RunPaths:
     wandb = RunEntry("wandb.json")  # the W&B run, and how much was logged to it
     checkpoints = RunEntry("checkpoints")
     adapter = RunEntry("adapter")  # the result: an adapter in PEFT format, or the full model after full fine-tuning
-    evaluation = RunEntry("eval.json")  # result of the last `launcher eval`
+    evaluation = RunEntry("eval.json")  # result of the last `launcher eval` that covered as much as those before
+    partial_evaluation = RunEntry("eval-partial.json")  # result of a later one that covered less
     evaluations = RunEntry("evaluations")  # task evaluations during training; step 0 is the base model
     profile = RunEntry("profile")  # profiler output: a summary, the trace and a memory snapshot
     merged = RunEntry("merged")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeGuard
@@ -18,8 +19,9 @@ from launcher.corpus.row_text import (
     read_optional_text,
     read_text,
 )
-from launcher.corpus.rows import BadRow, Json, Row, RowFault
+from launcher.corpus.rows import BadRow, Json, Row, RowFault, format_json_error
 from launcher.manifest.dataset import FieldMapping
+from launcher.manifest.parse_json import is_too_deep
 
 ROLES = ("system", "user", "assistant", "tool")
 # Templates read one of these names; a row may use another.
@@ -27,6 +29,7 @@ REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 TOOLS_FIELD = "tools"  # definitions of tools, next to a field with messages
 # Role names of ShareGPT-like data.
 _ROLE_ALIASES = {"human": "user", "gpt": "assistant", "bot": "assistant", "model": "assistant"}
+_PYTHON_CHAT = re.compile(r"\s*\[\{'(role|from|content|value)'")  # as pandas writes lists into a CSV file
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,12 +270,44 @@ def get_role(turn: Json) -> Json:
 
 
 def _read_messages(turns: Json, name: str) -> tuple[Message, ...]:
+    if isinstance(turns, str):
+        turns = _parse_messages(turns, name)
     if not isinstance(turns, list) or not turns:
         raise UnusableRowError(f"{name} is not a list of messages")
     messages = tuple(_read_message(turn) for turn in turns if not _is_empty_system(turn))
     if not messages:
         raise UnusableRowError(f"{name} is empty")
     return messages
+
+
+def _parse_messages(text: str, name: str) -> Json:
+    """Parse messages that a column of a CSV or Parquet file stores as JSON text."""
+    what = f"{name} is not a list of messages"
+    try:
+        turns: Json = json.loads(text)
+    except ValueError as error:
+        if not text.strip():
+            raise UnusableRowError(what) from None
+        is_python = _PYTHON_CHAT.match(text) is not None
+        reason = "a Python list, which json.dumps writes as JSON" if is_python else format_json_error(error)
+        raise UnusableRowError(f"{what}: broken JSON: {reason}") from None
+    except RecursionError:
+        raise UnusableRowError(f"{what}: nested too deeply") from None
+    if is_too_deep(turns):
+        raise UnusableRowError(f"{what}: nested too deeply")
+    return turns
+
+
+def looks_like_chat(text: str) -> bool:
+    """Return whether a text is JSON of a list of chat messages, or Python's form of one, which is not JSON."""
+    if not text.lstrip().startswith("["):
+        return False
+    try:
+        return is_chat(json.loads(text))
+    except RecursionError:
+        return False
+    except ValueError:
+        return _PYTHON_CHAT.match(text) is not None
 
 
 def _is_empty_system(turn: Json) -> bool:

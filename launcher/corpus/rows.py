@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -62,3 +63,11 @@ class Rejections:
     def total(self) -> int:
         """Number of unusable rows."""
         return sum(self.counts.values())
+
+
+def format_json_error(error: ValueError) -> str:
+    """Return the message of a JSON error without the position, because the row's number is reported with it."""
+    if not isinstance(error, json.JSONDecodeError):
+        return "a number with too many digits"
+    message = error.msg.removesuffix(" at").removesuffix(" starting")
+    return message + (" (a line break in a string is written \\n)" if "control character" in message else "")

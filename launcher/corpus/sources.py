@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from launcher.core.errors import InputError, first_line, hint_for
 from launcher.corpus.conversations import TOOLS_FIELD
-from launcher.corpus.rows import BadRow, Json, Row
+from launcher.corpus.rows import BadRow, Json, Row, format_json_error
 from launcher.manifest.parse_json import MAX_DEPTH, is_too_deep
 from launcher.manifest.suggest import find_closest
 
@@ -231,7 +231,7 @@ def _parse_line(raw: bytes, number: int, repeated: Counter[str] | None) -> Row |
     except RecursionError:
         return BadRow(number=number, reason=TOO_DEEP)
     except ValueError as error:
-        return BadRow(number=number, reason=f"broken JSON: {_format_json_error(error)}")
+        return BadRow(number=number, reason=f"broken JSON: {format_json_error(error)}")
     return _make_row(fields, number, raw)
 
 
@@ -244,14 +244,6 @@ def _parse(raw: bytes, repeated: Counter[str] | None) -> Json:
 
     tree: Json = json.loads(raw) if repeated is None else json.loads(raw, object_pairs_hook=count_repeated)
     return tree
-
-
-def _format_json_error(error: ValueError) -> str:
-    """Return the message of a JSON error without the position, because the row's number is reported with it."""
-    if not isinstance(error, json.JSONDecodeError):
-        return "a number with too many digits"
-    message = error.msg.removesuffix(" at").removesuffix(" starting")
-    return message + (" (a line break in a string is written \\n)" if "control character" in message else "")
 
 
 def _make_row(fields: Json, number: int, raw: bytes = b"") -> Row | BadRow:

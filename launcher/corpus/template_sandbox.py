@@ -1,7 +1,8 @@
 """Sandbox of chat templates, which are untrusted code: no access to Python, and limits on time and memory.
 
 A template is first compiled and rendered in a child process with resource limits (`check_template`), because a constant
-such as 'a' * 10**10 is computed when it is compiled. Later, each rendering has a time limit.
+such as 'a' * 10**10 is computed when it is compiled. Later, each rendering has a time limit. The child process runs
+this file alone, so it imports nothing of the launcher at its top.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ def render_template(
     `enable_thinking` is passed as False; with `thinks` it is not passed, so that the template's default applies.
     """
     options = {} if thinks else {"enable_thinking": False}
-    with _time_limit():
+    with limit_time(_SECONDS, TemplateLimitError(f"takes more than {_SECONDS} s for one row")):
         text: str = template.render(
             messages=turns,
             add_generation_prompt=prompt,
@@ -112,17 +113,20 @@ def render_template(
 
 
 @contextmanager
-def _time_limit() -> Iterator[None]:
-    """Raise TemplateLimitError in this block after 10 seconds, by a signal; only the main thread has this limit."""
+def limit_time(seconds: float, error: Exception) -> Iterator[None]:
+    """Raise `error` in this block after some seconds, by a signal; only the main thread has this limit.
+
+    A regular expression that is being matched is interrupted, too.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def stop(_number: int, _frame: FrameType | None) -> NoReturn:
-        raise TemplateLimitError(f"takes more than {_SECONDS} s for one row")
+        raise error
 
     before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, _SECONDS)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         yield
     finally:

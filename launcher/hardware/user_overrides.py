@@ -27,7 +27,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from launcher.core.errors import InputError, ManifestError, Problem
-from launcher.core.run_paths import get_home
+from launcher.core.run_paths import expand_home, get_home
 from launcher.core.units import bytes_to_gib, format_price, mib_to_bytes
 from launcher.hardware.gpu_catalogue import GPUS, is_same_gpu, lookup_gpu
 from launcher.hardware.model import Gpu, GpuClass, Hardware, Interconnect, UserValue
@@ -87,7 +87,7 @@ def find_hardware_file() -> Path | None:
     if configured.lower() in _OFF:
         return None
     if configured:
-        return Path(configured)
+        return Path(expand_home(configured))
     return Path(os.environ.get("XDG_CONFIG_HOME") or get_home() / ".config") / "expert-launcher" / "hardware.json"
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from launcher.core.run_paths import get_env_path
 from launcher.core.worker import WorkerError, run_command
 
 NODE_DIR_VARIABLE = "LAUNCHER_NODE_DIR"  # overrides the folder with node_modules
@@ -41,7 +42,7 @@ class NodePackage:
 
 def get_node_dir() -> Path:
     """Return the folder with node_modules, by default inside the Python environment."""
-    return Path(os.environ.get(NODE_DIR_VARIABLE) or Path(sys.prefix) / "quality-node")
+    return get_env_path(NODE_DIR_VARIABLE) or Path(sys.prefix) / "quality-node"
 
 
 def find_node() -> Node | None:

@@ -125,3 +125,16 @@ def compare_results(before: EvalResult, now: EvalResult) -> tuple[PairedChange, 
     if before.base != now.base:
         warnings.append(f"different base model: {before.base} before, {now.base} now")
     return compare_paired([old[key] for key in shared], [new[key] for key in shared]), tuple(warnings)
+
+
+def find_lost_coverage(before: EvalResult, now: EvalResult) -> tuple[str, ...]:
+    """Return what an evaluation covers less than an earlier one of the same model: rows, answer length, judged answers.
+
+    A complete evaluation of another split has another number of rows: only a partial one covers less.
+    """
+    pairs = [("new tokens", before.max_new_tokens, now.max_new_tokens)]
+    if before.split == now.split or len(now.answers) < now.num_rows:
+        pairs.append(("answers", len(before.answers), len(now.answers)))
+        if before.main_check == now.main_check:
+            pairs.append((f"answers judged by {now.main_check}", before.main.num_judged, now.main.num_judged))
+    return tuple(f"{then:,} {what} instead of {later:,}" for what, then, later in pairs if later < then)

@@ -34,12 +34,15 @@ class ResumedRun:
         outcome = load_outcome(self.paths.outcome)
         return outcome is not None and outcome.status == "done"
 
-    def list_code(self, expert: str) -> tuple[str, ...]:
-        """Return what a user must trust before a resume: the run's code, and its manifest if it is not the expert's."""
+    def list_code(self, expert: str, *, executes: bool) -> tuple[str, ...]:
+        """Return what a user must trust: the manifest if it is not the expert's and, if it `executes`, the code in it.
+
+        Without a manifest of another expert, a dry run needs no trust.
+        """
         trained = self.planned.loaded.path
         is_other = find_manifest(expert).resolve() != trained.resolve()
         other = (f"the manifest {trained}, which request.json names instead of {expert}'s",) if is_other else ()
-        return (*other, *list_code(self.planned.loaded.manifest))
+        return (*other, *(list_code(self.planned.loaded.manifest) if executes else ()))
 
     def describe(self) -> str:
         """Return a message that says from which checkpoint the run resumes, after a warning for each damaged one."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import suppress
 from pathlib import Path
 
 from launcher.core.errors import InputError
+from launcher.core.run_paths import get_env_path
 from launcher.manifest.locate import list_expert_folders
 
 DATA_DIR_VARIABLE = "LAUNCHER_DATA_DIR"
@@ -15,7 +15,7 @@ CACHE_KEY = "training.config.pretokenized_cache"
 
 def get_data_dir() -> Path:
     """Return LAUNCHER_DATA_DIR, or the working directory."""
-    return Path(os.environ.get(DATA_DIR_VARIABLE) or ".")
+    return get_env_path(DATA_DIR_VARIABLE) or Path()
 
 
 def resolve_cache_dir(relative: str) -> Path:

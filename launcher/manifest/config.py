@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from launcher.core.choices import AdapterKind, AttentionBackend, OptimizerName
-from launcher.manifest.strict_model import Ignored, Strict
+from launcher.manifest.strict_model import Ignored, NonEmptyPath, Strict
 
 # Upper bounds that no training reaches: they keep typing errors out of the plan's arithmetic.
 BatchSize = Annotated[int, Field(ge=1, le=10**6)]
@@ -185,7 +185,7 @@ least 20 % faster."""
     """Offload to CPU memory. auto: only if nothing else fits."""
     eval_batch_size: BatchSize | None = None
     """Sequences per evaluation batch. Default: the micro-batch size."""
-    pretokenized_cache: Annotated[str, Field(min_length=1)] | None = None
+    pretokenized_cache: NonEmptyPath | None = None
     """Folder of the tokenized data, relative to and inside LAUNCHER_DATA_DIR. Default: datasets_optimized/."""
 
     # Logging, evaluation and checkpoints

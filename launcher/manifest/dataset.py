@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from launcher.manifest.strict_model import Count, Fraction, Ignored, Open, Strict
+from launcher.manifest.strict_model import Count, Fraction, Ignored, LocalPath, NonEmptyPath, Open, Strict
 
 DatasetFormat = Literal["jsonl", "json", "csv", "parquet", "huggingface"]
 
@@ -44,11 +44,11 @@ class FieldMapping(Strict):
 class Task(Strict):
     """One task of a `multi_task` dataset."""
 
-    train: str
+    train: LocalPath
     """File with the training rows."""
-    valid: str | None = None
+    valid: LocalPath | None = None
     """File with the validation rows."""
-    test: str | None = None
+    test: LocalPath | None = None
     """File with the test rows."""
     weight: Fraction
     """The fraction of rows that is used is weight / largest weight of all tasks."""
@@ -75,11 +75,11 @@ class Splits(Open):
 class Dataset(Strict):
     """Rows of an expert: files or a dataset on the Hugging Face Hub."""
 
-    path: Annotated[str, Field(min_length=1)] | None = None
+    path: NonEmptyPath | None = None
     """Training rows: a file, relative to the manifest, or a dataset on the Hub (org/name::split::config)."""
-    validation_path: str | None = None
+    validation_path: LocalPath | None = None
     """Validation rows. Default: a tenth of the training rows, selected by a hash of the prompt."""
-    test_path: str | None = None
+    test_path: LocalPath | None = None
     """Test rows for `launcher eval`. Default: the validation rows."""
     type: Literal["single", "huggingface", "multi_task"] = "single"
     """multi_task: several files with weights, listed in tasks."""

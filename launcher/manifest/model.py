@@ -8,7 +8,7 @@ from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
 
 from launcher.manifest.config import TrainingConfig
 from launcher.manifest.dataset import Dataset
-from launcher.manifest.strict_model import Count, Fraction, Ignored, Strict
+from launcher.manifest.strict_model import Count, Fraction, Ignored, NonEmptyPath, Strict
 
 MAX_TASK_ROWS = 2000  # rows of the validation split to read, so that training need not wait for millions
 
@@ -41,7 +41,7 @@ class Adapter(Strict):
 class BaseModelEntry(Strict):
     """A base model: Hub name or local folder, and how it is loaded."""
 
-    name: Annotated[str, Field(min_length=1)]
+    name: NonEmptyPath
     """Hub name (Qwen/Qwen3-0.6B) or local folder."""
     revision: str | None = None
     """Commit on the Hub, so that the weights stay the same."""

@@ -6,12 +6,16 @@ import types
 from collections.abc import Iterator
 from typing import Annotated, Self, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, model_validator
 
+from launcher.core.run_paths import expand_home
 from launcher.manifest.suggest import find_typo
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=0, le=10**12)]
+# A file or folder, or a name on the Hub.
+LocalPath = Annotated[str, AfterValidator(expand_home)]
+NonEmptyPath = Annotated[str, Field(min_length=1), AfterValidator(expand_home)]
 # A key without effect: any JSON value, so that published manifests load. `ignored_keys.py` gives the reasons.
 Ignored = JsonValue
 

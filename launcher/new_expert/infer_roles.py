@@ -193,9 +193,10 @@ def _find_best_named(fields: Iterable[FieldProfile], role: str) -> str | None:
 
 def _find_messages(profile: RowProfile) -> str | None:
     """Return the field that holds complete chats, or None; a chat prompt next to an answer field is not complete."""
-    chats = [field for field in profile.fields.values() if _is_majority(profile, field.num_chats)]
+    fields = profile.fields.values()
+    chats = [field for field in fields if _is_majority(profile, field.num_chats + field.num_chat_texts)]
     prompt = _find_best_named(chats, "prompt")
-    others = [field for field in profile.fields.values() if field.name != prompt]
+    others = [field for field in fields if field.name != prompt]
     if prompt is not None and _find_best_named(others, "answer") is not None:
         return None
     return max((field.name for field in chats), key=lambda name: score_name(name, "messages"), default=None)

@@ -15,7 +15,7 @@ from typing import Any, get_args
 
 from launcher.core.errors import InputError, Problem
 from launcher.core.units import MIB
-from launcher.corpus.conversations import is_chat
+from launcher.corpus.conversations import is_chat, looks_like_chat
 from launcher.corpus.row_text import is_encodable, is_missing
 from launcher.corpus.rows import BadRow, Row
 from launcher.corpus.sources import (
@@ -49,6 +49,7 @@ class FieldProfile:
     name: str
     num_text: int = 0  # not empty
     num_chats: int = 0  # lists of messages
+    num_chat_texts: int = 0  # of num_text: lists of messages as text
     num_values: int = 0  # other lists, objects, numbers and booleans, which are written as JSON
     num_others: int = 0  # bytes and dates of Parquet, which cannot be trained on
 
@@ -74,6 +75,7 @@ class FieldProfile:
             return
         if isinstance(value, str):
             self.num_text += bool(value.strip())
+            self.num_chat_texts += looks_like_chat(value)
         elif is_chat(value):
             self.num_chats += 1
         elif isinstance(value, dict | list | int | float | Decimal):

@@ -7,6 +7,7 @@ import json
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from launcher.core.run_paths import expand_home
 from launcher.request import flag_types as types
 
 if TYPE_CHECKING:
@@ -31,10 +32,10 @@ def add_request_arguments(
     shown = "an expert by name (neo4j), or the path of a manifest.json"
     default_shown = default_shown or default_expert or ""
     if not default_shown:
-        parser.add_argument("expert", metavar="EXPERT", help=shown)
+        parser.add_argument("expert", type=expand_home, metavar="EXPERT", help=shown)
     else:
         shown += f" (default: {default_shown})"
-        parser.add_argument("expert", metavar="EXPERT", nargs="?", default=default_expert, help=shown)
+        parser.add_argument("expert", type=expand_home, metavar="EXPERT", nargs="?", default=default_expert, help=shown)
     add_learning_arguments(parser)
     add_hardware_arguments(parser)
     add_tracker_arguments(parser)
@@ -183,6 +184,7 @@ def add_resume_arguments(parser: argparse.ArgumentParser) -> None:
         "--resume",
         nargs="?",
         const="",
+        type=expand_home,
         metavar="RUN",
         help="resume a run from its newest intact checkpoint (default: this expert's last unfinished run)",
     )

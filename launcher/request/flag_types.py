@@ -8,6 +8,7 @@ import re
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from launcher.core.run_paths import expand_home
 from launcher.core.units import GIB, MIB
 
 _MAX_NUMBER = 10**9
@@ -132,10 +133,10 @@ def percentage(text: str) -> float:
 
 
 def base_model(text: str) -> str:
-    """Return the name of a base model; refuse an empty one."""
+    """Return the name or the folder of a base model; refuse an empty one."""
     if not text.strip():
         raise argparse.ArgumentTypeError("the name of the base model is empty")
-    return text
+    return expand_home(text)
 
 
 def address(text: str) -> Address:

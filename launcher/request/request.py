@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -19,6 +18,7 @@ from launcher.core.errors import InputError, ManifestError, Problem
 from launcher.core.frozen_model import flatten
 from launcher.core.redaction import get_known_secrets, redact_text, redact_tree
 from launcher.core.run_files import load_model
+from launcher.core.run_paths import get_env_path
 from launcher.corpus.chat_template_file import load_chat_template
 from launcher.corpus.first_rows import check_first_rows, probe_rows, probe_sample
 from launcher.hardware.launch_env import LaunchEnv
@@ -178,8 +178,8 @@ def adapt_to_launch(request: Request, launched: LaunchEnv) -> Request:
 
 def base_folders(manifest_folder: Path) -> tuple[Path, ...]:
     """Return the folders to search for base models: LAUNCHER_MODELS_DIR, the manifest's, models/, the current one."""
-    configured = os.environ.get(MODELS_DIR_VARIABLE)
-    folders = [Path(configured)] if configured else []
+    configured = get_env_path(MODELS_DIR_VARIABLE)
+    folders = () if configured is None else (configured,)
     return (*folders, manifest_folder, Path("models"), Path())
 
 

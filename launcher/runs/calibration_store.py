@@ -22,7 +22,7 @@ from launcher.core.errors import LauncherError, first_line
 from launcher.core.file_lock import locked
 from launcher.core.frozen_model import Frozen
 from launcher.core.log import get_logger
-from launcher.core.run_paths import RunPaths, get_cache_folder, write_text_atomically
+from launcher.core.run_paths import RunPaths, expand_home, get_cache_folder, write_text_atomically
 from launcher.core.versions import find_package_versions
 from launcher.hardware.model import Hardware
 from launcher.plan.calibration import (
@@ -85,7 +85,7 @@ def get_calibration_file() -> Path | None:
     configured = os.environ.get(CALIBRATION_VARIABLE, "")
     if configured.lower() in _OFF:
         return None
-    return Path(configured) if configured else get_cache_folder() / _FILE
+    return Path(expand_home(configured)) if configured else get_cache_folder() / _FILE
 
 
 def load_calibration(hardware: Hardware) -> Calibration:

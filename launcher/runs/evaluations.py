@@ -12,7 +12,7 @@ from launcher.core.errors import InputError
 from launcher.core.run_paths import RunPaths
 from launcher.judges.results import EvalResult, compare_results, load_result
 from launcher.judges.statistics import PairedChange
-from launcher.runs.record import RunRecord, seconds_between
+from launcher.runs.record import Outcome, RunRecord, seconds_between
 
 _FILE = re.compile(r"step-(\d{1,12})\.json")
 
@@ -74,14 +74,14 @@ def load_evaluations(record: RunRecord) -> RunEvaluations:
     steps = order_steps(list(_find_steps(record)), kept)
     trained = next((loaded for step in steps if (loaded := load_step(step)) is not None), None)
     full = load(paths.evaluation)
-    is_outdated = full is not None and _is_outdated(record, full)
+    is_old = full is not None and is_outdated(record.outcome, full)
     return RunEvaluations(
         base=load_step(0),
         trained=trained,
-        full_eval=None if full is None or is_outdated else Evaluation(result=full, step=None),
+        full_eval=None if full is None or is_old else Evaluation(result=full, step=None),
         kept_step=kept,
         unreadable=tuple(unreadable),
-        is_outdated=is_outdated,
+        is_outdated=is_old,
     )
 
 
@@ -112,8 +112,8 @@ def list_evaluations(paths: RunPaths) -> list[tuple[int, Path]]:
     return [(int(match[1]), file) for file in files if (match := _FILE.fullmatch(file.name))]
 
 
-def _is_outdated(record: RunRecord, result: EvalResult) -> bool:
-    """Whether an evaluation was made before the run ended, with weights that may have been trained further since."""
-    ended = None if record.outcome is None else record.outcome.ended_at
+def is_outdated(outcome: Outcome | None, result: EvalResult) -> bool:
+    """Return whether an evaluation was made before the run ended, with weights that may have been trained further."""
+    ended = None if outcome is None else outcome.ended_at
     seconds = None if ended is None else seconds_between(ended, result.made_at)
     return seconds is not None and seconds < 0

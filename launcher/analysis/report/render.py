@@ -53,6 +53,7 @@ _FILES = (
     ("metrics", "one line per step and evaluation"),
     ("evaluations", "judged answers to held-out rows during training"),
     ("evaluation", "judged answers of `launcher eval`"),
+    ("partial_evaluation", "judged answers of a later `launcher eval` that covered less"),
     ("outcome", "status and results of the run"),
     ("wandb", "the W&B run"),
     ("checkpoints", "resume points"),

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from pathlib import Path
 from typing import Any
 
 import psutil
 import torch
-from peft import PeftModel
+from peft import PeftConfig, PeftModel
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from launcher.base_models.catalogue import TINY_BASE_FOLDER, TINY_BASE_NAME, find_config
-from launcher.core.choices import DTYPE_BYTES, Dtype
+from launcher.core.choices import ALL_LINEAR, DTYPE_BYTES, Dtype
 from launcher.core.errors import InputError, first_line
+from launcher.corpus.template_sandbox import limit_time
+from launcher.manifest.parse_json import shorten
 from launcher.manifest.trust import allow_remote_code
 from launcher.plan.model import Plan, QuantizationPlan
 from launcher.request.request import base_folders
-from launcher.training.inference.trained_run import TrainedRun
+from launcher.training.inference.trained_run import PATTERN_FIELDS, PATTERN_SECONDS, TrainedRun
 from launcher.training.model.base_model import DTYPES, is_nf4_sharded, load_base, needs_eager_attention
 from launcher.training.model.nf4_linear import round_to_nf4
 
@@ -106,7 +109,10 @@ def load_trained_model(
     if run.plan.quantization is not None and not quantized:
         _round_to_trained(base, run.plan, run.plan.quantization)
     try:
-        model = PeftModel.from_pretrained(base, str(run.paths.adapter), autocast_adapter_dtype=not casts_adapter)
+        config = _load_adapter_config(base, run.paths.adapter)
+        model = PeftModel.from_pretrained(
+            base, str(run.paths.adapter), config=config, autocast_adapter_dtype=not casts_adapter
+        )
     except _LOADING_ERRORS as error:
         raise InputError(
             f"{run.paths.adapter} is not compatible with {run.plan.base.name}: {first_line(error)}"
@@ -123,6 +129,22 @@ def _round_to_trained(base: PreTrainedModel, plan: Plan, quantization: Quantizat
         double_quantization=quantization.double_quantization,
         sharded=is_nf4_sharded(plan),
     )
+
+
+def _load_adapter_config(base: PreTrainedModel, folder: Path) -> PeftConfig:
+    """Load PEFT's config of an adapter, with the modules that its patterns match: PEFT has no time limit for them."""
+    config = PeftConfig.from_pretrained(str(folder))
+    paths = [path for path, _ in base.named_modules()]
+    for field in PATTERN_FIELDS:
+        pattern = getattr(config, field, None)
+        if not isinstance(pattern, str) or (field == "target_modules" and pattern.lower() == ALL_LINEAR):
+            continue
+        with limit_time(PATTERN_SECONDS, ValueError(f"{field} takes more than {PATTERN_SECONDS} s to match")):
+            matched = {path for path in paths if re.fullmatch(pattern, path)}
+        if field == "target_modules" and not matched:
+            raise ValueError(f"{field} {shorten(pattern)!r} matches no module")
+        setattr(config, field, matched)
+    return config
 
 
 def load_published_base(plan: Plan, dtype: Dtype, device: torch.device, *, quantized: bool = False) -> PreTrainedModel:

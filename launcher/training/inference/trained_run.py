@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field, StringConstraints
 
-from launcher.core.errors import InputError
+from launcher.core.errors import InputError, first_line
 from launcher.core.run_files import check_regular_files, load_model
 from launcher.core.run_paths import RunPaths, format_resume_command
+from launcher.corpus.template_sandbox import limit_time
 from launcher.manifest import Manifest, load_manifest
+from launcher.manifest.parse_json import shorten
 from launcher.manifest.trust import allow_remote_code, check_trust, list_remote_code
 from launcher.plan import Plan, load_plan
 from launcher.runs.record import Outcome, load_outcome
@@ -20,10 +23,15 @@ _ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 _MODEL_FILES = ("config.json",)
 
 
-# Names of modules; PEFT takes patterns too, and a hostile one never ends. A length in the pattern would take pydantic
-# 0.1 s to compile, in each process that trains or asks.
+# Names of modules, which PEFT uses as parts of regular expressions. A length in the pattern would take pydantic 0.1 s
+# to compile, in each process that trains or asks.
 _Name = Annotated[str, StringConstraints(pattern=r"^[\w.-]+$", max_length=200)]
+_AnchoredName = Annotated[str, StringConstraints(pattern=r"^\^?[\w.-]+$", max_length=200)]
 _Names = list[_Name] | _Name | None
+# A text is a regular expression for the whole path of a module. A hostile one may never end: it has a time limit.
+_NamesOrPattern = list[_Name] | Annotated[str, StringConstraints(max_length=4000)] | None
+PATTERN_FIELDS = ("target_modules", "exclude_modules", "feedforward_modules")
+PATTERN_SECONDS = 10
 
 
 class AdapterConfig(BaseModel):
@@ -31,13 +39,13 @@ class AdapterConfig(BaseModel):
 
     peft_type: Literal["LORA", "IA3"] = "LORA"
     r: Annotated[int, Field(ge=1, le=65536)] | None = None
-    target_modules: _Names = None
-    exclude_modules: _Names = None
-    feedforward_modules: _Names = None
+    target_modules: _NamesOrPattern = None
+    exclude_modules: _NamesOrPattern = None
+    feedforward_modules: _NamesOrPattern = None
     modules_to_save: _Names = None
     layers_pattern: _Names = None
-    rank_pattern: dict[_Name, int] | None = None
-    alpha_pattern: dict[_Name, float] | None = None
+    rank_pattern: dict[_AnchoredName, int] | None = None
+    alpha_pattern: dict[_AnchoredName, float] | None = None
     layer_replication: None = None  # may multiply the layers
     megatron_config: None = None  # PEFT imports the module in megatron_core
 
@@ -115,7 +123,23 @@ def check_adapter(folder: Path) -> None:
         if not (folder / name).is_file():
             raise InputError(f"{folder} is not a PEFT adapter: it has no {name}")
     check_regular_files(folder)
-    load_model(AdapterConfig, folder / "adapter_config.json")
+    file = folder / "adapter_config.json"
+    config = load_model(AdapterConfig, file)
+    for field in PATTERN_FIELDS:
+        if isinstance(pattern := getattr(config, field), str):
+            _check_pattern(file, field, pattern)
+
+
+def _check_pattern(file: Path, field: str, pattern: str) -> None:
+    """Raise InputError if a pattern for modules' names is not a regular expression."""
+    try:
+        with limit_time(PATTERN_SECONDS, TimeoutError(f"takes more than {PATTERN_SECONDS} s")):
+            re.compile(pattern)
+    except (re.error, RecursionError, OverflowError, TimeoutError) as error:
+        raise InputError(
+            f"{file}: {field} {shorten(pattern)!r} is not a usable regular expression: {first_line(error)}",
+            hint="PEFT takes a list of names, one regular expression for whole paths of modules, or all-linear",
+        ) from None
 
 
 def _describe_outcome(outcome: Outcome | None) -> str:

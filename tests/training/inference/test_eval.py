@@ -80,7 +80,7 @@ def test_gate_is_open_against_the_same_run(trained: Trained, evaluated: EvalResu
         (("--run", "nothing"), "no run called 'nothing'"),
         (("neo4j", "--max-regression", "5%"), "--max-regression requires --against"),
         (("neo4j", "--against", "nothing"), "no run called 'nothing'"),
-        (("neo4j", "-o", "nowhere/out.json"), "-o nowhere/out.json: the folder does not exist"),
+        (("neo4j", "-o", "nowhere/out.json"), "--output nowhere/out.json: the folder nowhere does not exist"),
         (("neo4j", "--adapter", "."), "is not a PEFT adapter"),
     ],
 )
@@ -101,7 +101,8 @@ def test_error_of_the_evaluation_is_printed_as_json(trained: Trained) -> None:  
     ("file", "content", "words"),
     [
         ("adapter_model.safetensors", None, "is not a PEFT adapter: it has no adapter_model.safetensors"),  # but .bin
-        ("adapter_config.json", '{"target_modules": "(.*)*(.*)*x$"}', "not a valid adapter config"),
+        ("adapter_config.json", '{"target_modules": ["(.*)*(.*)*x$"]}', "not a valid adapter config"),
+        ("adapter_config.json", '{"rank_pattern": {"(.*)*(.*)*x$": 1}}', "not a valid adapter config"),
         ("adapter_config.json", '{"megatron_config": {"a": 1}, "megatron_core": "x"}', "not a valid adapter config"),
     ],
 )

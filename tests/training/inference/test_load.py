@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +19,8 @@ from launcher.manifest import load_manifest
 from launcher.plan import Plan
 from launcher.training.checkpoint.weights import save_weights
 from launcher.training.inference.load import load_from_folder, load_trained_model
-from launcher.training.inference.trained_run import TrainedRun
-from tests.training.builders import SIZES, build, make_plan, write_base
+from launcher.training.inference.trained_run import TrainedRun, check_adapter
+from tests.training.builders import SIZES, adapt, build, make_plan, write_base
 
 
 def finish_run(plan: Plan, store: Store, folder: Path) -> TrainedRun:
@@ -51,3 +53,77 @@ def test_pickled_weights_are_not_loaded(tmp_path: Path) -> None:
     (tmp_path / "pytorch_model.bin").write_bytes(b"a pickle")
     with pytest.raises(InputError, match=r"cannot be loaded: .*no file named model\.safetensors"):
         load_from_folder(tmp_path, "fp32", torch.device("cpu"))
+
+
+def set_targets(run: TrainedRun, **changes: object) -> None:
+    file = run.paths.adapter / "adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+    check_adapter(run.paths.adapter)
+
+
+def adapted_modules(run: TrainedRun) -> set[str]:
+    model = load_trained_model(run, "fp32", torch.device("cpu"))
+    return {name.rpartition(".lora_A")[0] for name, _ in model.named_modules() if name.endswith(".lora_A")}
+
+
+@pytest.fixture
+def llama(store: Store, tmp_path: Path) -> TrainedRun:
+    base = write_base(tmp_path / "llama" / "base", LlamaConfig(**SIZES))
+    return finish_run(make_plan(base), store, tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        r".*\.(q|k|v|o|gate|up|down)_proj",
+        r"model\.layers\.\d+\.(self_attn|mlp)\.[a-z]+_proj",
+        # As Unsloth writes it.
+        r"(?:.*?(?:language|text|layers).*?(?:self_attn|mlp).*?(?:q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|down_proj).*?)"
+        r"|(?:\bmodel\.layers\.[\d]{1,}\.(?:self_attn|mlp)\.(?:(?:q_proj|k_proj)))",
+        "all-linear",
+    ],
+)
+def test_targets_may_be_a_pattern(llama: TrainedRun, pattern: str) -> None:
+    by_names = adapted_modules(llama)
+    assert by_names
+    set_targets(llama, target_modules=pattern)
+    assert adapted_modules(llama) == by_names
+    assert not any("lm_head" in name for name in by_names)
+
+
+def test_pattern_matches_whole_paths_as_in_peft(llama: TrainedRun) -> None:
+    set_targets(llama, target_modules=r".*layers\.0.*proj", exclude_modules=r".*\.(mlp|self_attn)\.(o|down)_proj")
+    paths = {name.removeprefix("base_model.model.model.") for name in adapted_modules(llama)}
+    expected = {f"self_attn.{name}_proj" for name in "qkv"} | {"mlp.gate_proj", "mlp.up_proj"}
+    assert paths == {f"layers.0.{name}" for name in expected}
+    set_targets(llama, target_modules="q_proj")
+    with pytest.raises(InputError, match=r"not compatible with .*: target_modules 'q_proj' matches no module"):
+        adapted_modules(llama)
+
+
+def test_pattern_that_never_ends_is_interrupted(llama: TrainedRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("launcher.training.inference.load.PATTERN_SECONDS", 0.2)
+    set_targets(llama, target_modules="(.*)*(.*)*x$")
+    began = time.monotonic()
+    with pytest.raises(InputError, match=r"target_modules takes more than 0\.2 s to match"):
+        adapted_modules(llama)
+    assert time.monotonic() - began < 20
+
+
+@pytest.mark.parametrize("pattern", ["(q_proj", "*", "(" * 2000 + ")" * 2000])
+def test_invalid_pattern_is_refused(llama: TrainedRun, pattern: str) -> None:
+    with pytest.raises(InputError, match=r"adapter_config\.json: target_modules .* is not a usable regular expression"):
+        set_targets(llama, target_modules=pattern)
+
+
+def test_feedforward_modules_of_ia3_may_be_a_pattern(store: Store, tmp_path: Path) -> None:
+    base = write_base(tmp_path / "llama" / "base", LlamaConfig(**SIZES))
+    run = finish_run(make_plan(base, adapt("ia3")), store, tmp_path / "run")
+    set_targets(run, target_modules=r".*\.(k|v|down)_proj", feedforward_modules=r".*\.down_proj")
+    model: Any = load_trained_model(run, "fp32", torch.device("cpu"))
+    flags = {
+        name.rpartition(".")[2]: module.is_feedforward
+        for name, module in model.named_modules()
+        if hasattr(module, "is_feedforward")
+    }
+    assert flags == {"k_proj": False, "v_proj": False, "down_proj": True}

@@ -570,6 +570,11 @@ def test_deleted_working_directory_is_named(
     ("words", "message"),
     [
         (["sweep", "json", "--param", "rank=4,8", "--dry-run", "--json"], "--dry-run and --json cannot be used togeth"),
+        (
+            ["bench", "json", "--vary", "batch_size=1,2", "--out", "/dev/null"],
+            "--out /dev/null: /dev/null is not a folder",
+        ),
+        (["bench", "ablation", "json", "--out", "/dev/null/logs"], "--out /dev/null/logs: /dev/null is not a folder"),
         (["doctor", "--free", "--json"], "--free and --json cannot be used together"),
         (["doctor", "--set", "training.config.rank=4"], "--set requires an expert"),
         (["export", "a", "--format", "gguf", "--check-rows=-1"], "argument --check-rows: '-1' is not an integer of at"),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -32,10 +34,34 @@ def list_flags() -> dict[str, set[str]]:
     return flags
 
 
+def list_actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
+    """Yield the arguments of every verb and sub-verb."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for inner in action.choices.values():
+                yield from list_actions(inner)
+        else:
+            yield action
+
+
 def parse(words: list[str], **variables: str) -> argparse.Namespace:
     parser = make_parser()
     apply_environment(parser, words, variables)
     return parser.parse_args(words)
+
+
+def test_every_path_may_begin_with_a_tilde(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shell leaves ~ in quotes and after --flag=, and does not see environment files."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    kinds = {"FILE", "DIR", "FOLDER", "RUN", "RUN|FILE", "EXPERT"}
+    named = [action for action in list_actions(make_parser()) if action.metavar in kinds and action.dest != "name"]
+    assert len(named) > 40
+    for action in named:
+        assert callable(action.type), action
+        assert action.type("~/x") == f"{tmp_path}/x", action
+    arguments = parse(["plan", "~/expert", "--base=~/base"])
+    assert (arguments.expert, arguments.base) == (f"{tmp_path}/expert", f"{tmp_path}/base")
+    assert parse(["train", "neo4j", "--resume"], LAUNCHER_RUNS_DIR="~/runs").runs_dir == f"{tmp_path}/runs"
 
 
 @pytest.mark.parametrize(

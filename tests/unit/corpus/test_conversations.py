@@ -163,6 +163,22 @@ def test_an_empty_system_message_costs_nothing(system: str | None) -> None:
     assert read(CHAT, messages=messages) == Conversation((Message("user", "u"), Message("assistant", "a")))
 
 
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [{"role": "user", "content": 'ü, "u"'}, {"role": "assistant", "content": "a\nb"}],
+        [{"from": "human", "value": "u"}, {"from": "gpt", "value": "a", "train": False}],
+        [{"role": "user", "content": "u"}, {"role": "assistant", "tool_calls": [{"function": {"name": "f"}}]}],
+    ],
+)
+def test_messages_may_be_json_text(messages: Any) -> None:
+    """As in a column of a CSV or Parquet file."""
+    assert read(CHAT, messages=json.dumps(messages)) == read(CHAT, messages=messages)
+    assert read(CHAT, messages=f" {json.dumps(messages, ensure_ascii=False, indent=1)}\n") == read(
+        CHAT, messages=messages
+    )
+
+
 def test_parts_of_text_are_joined() -> None:
     parts = [{"type": "text", "text": "one "}, {"type": "text", "text": "two"}]
     conversation = read(CHAT, messages=[{"role": "user", "content": parts}, {"role": "assistant", "content": "a"}])
@@ -173,7 +189,20 @@ def test_parts_of_text_are_joined() -> None:
     ("messages", "expected"),
     [
         (None, "messages is not a list of messages"),
-        ("hello", "messages is not a list of messages"),
+        ("hello", "messages is not a list of messages: broken JSON: Expecting value"),
+        ("", "messages is not a list of messages"),
+        ("{}", "messages is not a list of messages"),
+        ('"[]"', "messages is not a list of messages"),
+        ('[{"role": "user"', "messages is not a list of messages: broken JSON: Expecting ',' delimiter"),
+        (
+            "[{'role': 'user', 'content': 'u'}]",
+            "messages is not a list of messages: broken JSON: a Python list, which json.dumps writes as JSON",
+        ),
+        ("[" * 500 + "]" * 500, "messages is not a list of messages: nested too deeply"),
+        ("[" * 50_000, "messages is not a list of messages: nested too deeply"),
+        ("[" + "1" * 5000 + "]", "messages is not a list of messages: broken JSON: a number with too many digits"),
+        ("null", "messages is not a list of messages"),
+        ('[{"role": "narrator", "content": "x"}]', "a message has an unknown role: 'narrator'"),
         ([], "messages is not a list of messages"),
         (["hello"], "a message is not an object"),
         ([{"role": "user", "content": "u"}], "messages has no assistant message"),

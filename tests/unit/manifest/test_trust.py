@@ -163,9 +163,14 @@ def test_a_run_directory_is_data_until_trusted(tmp_path: Path) -> None:
     (run / "plan.json").write_text(before)
     before = edit("request.json", overrides=["evaluation.judge_command=" + json.dumps(COMMAND["judge_command"])])
     check_refused(launcher(tmp_path, "train", "good", "--resume", "r"), tmp_path)
+    assert launcher(tmp_path, "train", "good", "--resume", "r", "--dry-run").returncode == 0
     (run / "request.json").write_text(before)
     other = write_expert(tmp_path / "elsewhere", "good")
     edit("request.json", expert=str(other))
     resumed = launcher(tmp_path, "train", "good", "--resume", "r")
     check_refused(resumed, tmp_path)
-    assert "which request.json names instead of" in resumed.stderr
+    assert f"the manifest {other}, which request.json names instead of good's" in resumed.stderr
+    dry = launcher(tmp_path, "train", "good", "--resume", "r", "--dry-run")
+    check_refused(dry, tmp_path)
+    assert dry.stderr == resumed.stderr
+    assert launcher(tmp_path, "train", "--resume", "r", "--dry-run").returncode == 0  # the run's own expert

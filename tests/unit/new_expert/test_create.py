@@ -177,6 +177,15 @@ def test_every_format_is_read_like_in_training(kind: str) -> None:
     }.get(kind, kind)
 
 
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_tables_may_hold_chats_as_json_text(kind: str) -> None:
+    names = {"question": "user", "answer": "assistant"}
+    chats = [[{"role": names[key], "content": row[key]} for key in names] for row in make_rows()]
+    new = make(write_as([{"messages": json.dumps(chat)} for chat in chats], kind))
+    assert json.loads(new.manifest)["training"]["dataset"]["field_mapping"] == {"messages": "messages"}
+    assert plan_request(Request(expert="sales", gpu="rtx4090")).plan.data.num_rows == 40
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [

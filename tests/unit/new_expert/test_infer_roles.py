@@ -286,6 +286,26 @@ def test_flags_that_do_not_match_are_refused(given: dict[str, str], words: str) 
         infer_roles(repeat({"question": "q", "answer": "a"}), FieldFlags(**given))
 
 
+def test_chats_stored_as_json_text_are_recognised() -> None:
+    chat = json.dumps(CHAT)
+    assert roles_of(look(*[{"id": "1", "messages": chat}] * 4)) == {"messages": "messages"}
+    assert roles_of(look(*[{"conversations": f" {chat}"}] * 4)) == {"messages": "conversations"}
+    people = '[{"from": "Ann", "to": "Bob"}]'  # an answer in JSON
+    assert roles_of(look(*[{"question": "q", "answer": people}] * 4)) == {
+        "instruction": "question",
+        "response": "answer",
+    }
+
+
+def test_chats_as_python_writes_them_are_refused_with_row_and_column() -> None:
+    with pytest.raises(InputError) as caught:
+        infer_roles(look(*[{"id": "1", "messages": str(CHAT)}] * 4))
+    assert (
+        "4 rows: messages is not a list of messages: broken JSON: a Python list, which json.dumps writes as JSON "
+        "(line 1, 2, 3, 4)" in str(caught.value)
+    )
+
+
 def test_datasets_of_mostly_unusable_rows_are_refused() -> None:
     seen = look({"question": "q", "answer": "a"}, *({"question": "", "answer": f"a{n}", "n": "x"} for n in range(3)))
     with pytest.raises(InputError, match="3 of 4 rows cannot be used"):

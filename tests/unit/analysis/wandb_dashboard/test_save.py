@@ -200,7 +200,10 @@ def test_offline_sends_nothing(tmp_path: Path, server: Server, flag: str) -> Non
         (("--project", "a/b"), "--project 'a/b': use at most 128 letters"),
         (("--entity", "\x1b[31m"), "--entity"),
         (("--name", "rocket 🚀"), "use 1 to 128 letters"),
-        (("--offline", "-o", "no/such/folder/x.json"), "cannot be written"),
+        (("--offline", "-o", "no/such/folder/x.json"), "the folder no/such/folder does not exist"),
+        (("--offline", "-o", "/dev/null"), "--output /dev/null: it is a device"),
+        (("-o", "."), "--output .: it is a folder"),
+        (("-o", ""), "--output: the path is empty"),
     ],
 )
 def test_invalid_flag_is_rejected(tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:
