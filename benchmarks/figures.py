@@ -26,7 +26,9 @@ MIN_SECONDS = 60.0  # start nothing with less time left
 SAMPLE = "--set training.dataset.path=sample/train.jsonl --set training.dataset.format=jsonl"
 RANDOM = f"neo4j --profile full --random-weights {SAMPLE} --set training.config.torch_compile=true"
 FP8 = "--set training.config.precision=fp8"
-TIMED = "--set training.config.batch_size=4 --set training.config.gradient_accumulation_steps=1 --steps 50 --seconds 11"
+TIMED = (
+    "--set training.config.batch_size=4 --set training.config.gradient_accumulation_steps=1 --steps 500 --seconds 11"
+)
 TRACED = "--max-steps 24 --profile-steps 16:17 --wandb disabled --set evaluation.task_rows=0 --runs-dir {out}/runs"
 
 
