@@ -26,9 +26,8 @@ MIN_SECONDS = 60.0  # start nothing with less time left
 SAMPLE = "--set training.dataset.path=sample/train.jsonl --set training.dataset.format=jsonl"
 RANDOM = f"neo4j --profile full --random-weights {SAMPLE} --set training.config.torch_compile=true"
 FP8 = "--set training.config.precision=fp8"
-TIMED = (
-    "--set training.config.batch_size=4 --set training.config.gradient_accumulation_steps=1 --steps 500 --seconds 11"
-)
+TIMED = "--warm 1 --steps 500 --seconds 11"
+BATCH_4 = "--set training.config.batch_size=4 --set training.config.gradient_accumulation_steps=1"
 TRACED = "--max-steps 24 --profile-steps 16:17 --wandb disabled --set evaluation.task_rows=0 --runs-dir {out}/runs"
 
 
@@ -58,7 +57,7 @@ FIGURES = (
     Figure(
         name="ablation",
         description="each optimization, alone and cumulatively",
-        command=f"-m launcher bench ablation {RANDOM} {FP8} {TIMED} --warm 1 --out {{out}}/ablation",
+        command=f"-m launcher bench ablation {RANDOM} {FP8} {BATCH_4} {TIMED} --out {{out}}/ablation",
     ),
     Figure(
         name="memory",
