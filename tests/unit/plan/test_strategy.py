@@ -275,3 +275,14 @@ def test_compiling_is_compared_with_the_best_layout_without_it() -> None:
     assert chosen.checkpointing == "none"
     assert eager.checkpointing != "none"
     assert chosen.speed.tokens_per_second > 1.3 * eager.speed.tokens_per_second  # type: ignore[operator]
+
+
+def test_training_that_fits_only_with_compiled_layers_is_compiled() -> None:
+    chosen = plan_for(gpu="h200", base="Qwen/Qwen3-8B", config={"adapter_type": "full"})
+    assert chosen.compile is not None
+    assert "fits only with it" in decision(chosen, "torch.compile")
+
+
+def test_compiling_is_off_where_it_was_not_measured() -> None:
+    assert "not measured on GPUs before Ampere" in decision(plan_for(gpu="t4"), "torch.compile")
+    assert plan_for(gpu="t4", config={"torch_compile": True}).compile is not None
