@@ -56,6 +56,11 @@ FIGURES = (
         command=f"benchmarks/training.py measure --cases {SPEED} --out {{out}}/training.jsonl --minutes {{minutes}}",
     ),
     Figure(
+        name="peer_speed",
+        description="throughput and memory compared with TRL and Unsloth",
+        command="benchmarks/peer_speed.py measure --out {out}/peer_speed.jsonl --minutes {minutes}",
+    ),
+    Figure(
         name="attention",
         description="attention by itself, each backend",
         command="benchmarks/attention.py measure --out {out}/attention.jsonl --minutes {minutes}",

@@ -3,7 +3,8 @@
     launcher plan EXPERT --json > plan.json
     python -m benchmarks.peers.peer_training trl plan.json STORE OUT
 
-quality.py runs it. The last line of the output is JSON: seconds of training, and the peak of torch's allocated memory.
+quality.py and peer_speed.py run it. The last line of the output is JSON: seconds of training, and the peak of torch's
+allocated memory; with --packed also the median speed.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import argparse
 import importlib
 import json
 import math
+import statistics
+import time
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,7 @@ from launcher.core.units import bytes_to_gib
 from launcher.plan import Plan, load_plan
 
 # Tokens per micro-step, with padding. TRL computes the logits of all tokens; Unsloth does not.
+WARMUP_STEPS = 4  # of --packed, as in training.py: the first ones compile
 MAX_TOKENS = {"trl": 16384, "unsloth": 32768}
 
 
@@ -29,12 +33,13 @@ def main() -> None:
     parser.add_argument("store", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--tokens", type=int, help="tokens per micro-step, with padding")
+    parser.add_argument("--packed", action="store_true", help="pack documents and train all tokens, to measure speed")
     args = parser.parse_args()
     importlib.import_module(args.tool)  # Unsloth must be imported before TRL and transformers
     print(json.dumps(train(args)))
 
 
-def train(args: argparse.Namespace) -> dict[str, float]:
+def train(args: argparse.Namespace) -> dict[str, Any]:
     """Train the tokens of a store with the settings of a plan; return seconds and peak memory of the training."""
     import torch  # slow imports, not needed for --help
     from datasets import Dataset
@@ -52,26 +57,83 @@ def train(args: argparse.Namespace) -> dict[str, float]:
         longest=max(len(document["input_ids"]) for document in documents),
         max_tokens=args.tokens or MAX_TOKENS[args.tool],
     )
-    model = load_with_unsloth(plan) if args.tool == "unsloth" else load_with_peft(plan)
+    if args.packed:
+        settings |= make_packed_settings(plan)
+        documents = [{"input_ids": document["input_ids"]} for document in documents]
+    model = load_with_unsloth(plan) if args.tool == "unsloth" else load_with_peft(plan, packed=args.packed)
+    times = StepTimes()
     trainer = SFTTrainer(
         **model,
         args=SFTConfig(**settings, output_dir=str(args.out), report_to=[]),
         train_dataset=Dataset.from_list(documents),
+        callbacks=[make_callback(times)] if args.packed else [],
     )
     result = trainer.train()
     trainer.save_model(str(args.out))
     peak = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
-    return {"train_seconds": result.metrics["train_runtime"], "peak_gib": bytes_to_gib(peak)}
+    row = {"train_seconds": result.metrics["train_runtime"], "peak_gib": round(bytes_to_gib(peak), 2)}
+    if args.packed:
+        lengths = [len(ids) for ids in trainer.train_dataset["input_ids"]]
+        steps = times.seconds[WARMUP_STEPS:]
+        tokens = plan.batch.global_batch_size * statistics.mean(lengths)
+        row |= {"tokens_per_second": round(tokens / statistics.median(steps)), "step_seconds": steps}
+    return row
 
 
-def load_with_peft(plan: Plan) -> dict[str, Any]:
-    """Return TRL's arguments for a base in the dtype of the plan, with an adapter by PEFT."""
+class StepTimes:
+    """Seconds of the optimizer steps, until the GPU has finished them."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+        self._began = time.perf_counter()
+
+    def begin(self) -> None:
+        self._began = time.perf_counter()
+
+    def end(self) -> None:
+        import torch
+
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        self.seconds.append(round(time.perf_counter() - self._began, 4))
+
+
+def make_callback(times: StepTimes) -> Any:
+    from transformers import TrainerCallback
+
+    class Callback(TrainerCallback):
+        def on_step_begin(self, *_: Any, **__: Any) -> None:
+            times.begin()
+
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            times.end()
+
+    return Callback()
+
+
+def make_packed_settings(plan: Plan) -> dict[str, Any]:
+    """Return settings for packed sequences, one micro-batch per step, and the loss on all tokens."""
+    return {
+        "per_device_train_batch_size": plan.batch.global_batch_size,
+        "gradient_accumulation_steps": 1,
+        "max_steps": plan.schedule.max_steps,
+        "completion_only_loss": False,
+        "packing": True,
+    }
+
+
+def load_with_peft(plan: Plan, *, packed: bool) -> dict[str, Any]:
+    """Return TRL's arguments for a base in the dtype of the plan, with an adapter by PEFT.
+
+    FlexAttention separates packed documents without a further package.
+    """
     import torch
     from peft import LoraConfig
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     dtype = torch.bfloat16 if plan.precision.compute_dtype == "bf16" else torch.float32
-    base = AutoModelForCausalLM.from_pretrained(plan.base.name, dtype=dtype)
+    attention = "flex_attention" if packed and torch.cuda.is_available() else None
+    base = AutoModelForCausalLM.from_pretrained(plan.base.name, dtype=dtype, attn_implementation=attention)
     adapter = LoraConfig(**make_lora_settings(plan), task_type="CAUSAL_LM")
     tokenizer = AutoTokenizer.from_pretrained(plan.base.name)
     return {"model": base, "peft_config": adapter, "processing_class": tokenizer}

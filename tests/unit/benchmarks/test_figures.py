@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
+import json
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -11,7 +13,10 @@ import pytest
 
 from benchmarks.memory_grid.__main__ import make_parser as make_grid_parser
 from benchmarks.peers.quality import make_parser as make_quality_parser
+from benchmarks.peers.quality import open_store
+from launcher.base_models.catalogue import TINY_BASE_FOLDER
 from launcher.cli.main import make_parser
+from launcher.plan import load_plan
 from tests.conftest import ROOT
 
 pytest.importorskip("torch", reason="pip install 'expert-launcher[train]'")
@@ -74,3 +79,31 @@ def test_measured_cases_are_skipped(tmp_path: Path) -> None:
         list(resumable.iterate_unmeasured(cases, file, -1.0))
     assert caught.value.code == 75
     assert list(resumable.iterate_unmeasured([first], file, -1.0)) == [], "no case left: the time limit does not matter"
+
+
+def test_comparison_of_speeds_measures_the_same_case_with_every_tool(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    training, peer_speed = load("training"), load("peer_speed")
+    names = {case.name for group in training.GROUPS.values() for case in group}
+    for size in {case.size for case in peer_speed.CASES}:
+        cases = [case for case in peer_speed.CASES if case.size == size]
+        assert {case.training.name for case in cases if case.tool.startswith("launcher")} <= names
+        assert len({(case.training.base, case.training.micro_batch_size) for case in cases}) == 1
+        plan, store = peer_speed.make_inputs(cases[-1].training, new_folder(tmp_path / size), TINY_BASE_FOLDER)
+        assert load_plan(plan).batch.global_batch_size == cases[-1].training.micro_batch_size
+        assert open_store(store).open_split("train")
+    rows = [
+        {"case": "a", "size": "S", "tool": "launcher", "tokens_per_second": 2000, "peak_gib": 1.5},
+        {"case": "b", "size": "S", "tool": "trl", "error": "failed"},
+        {"case": "c", "size": "T", "tool": "unsloth", "tokens_per_second": 1000, "peak_gib": 2.5},
+    ]
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    peer_speed.run_table(argparse.Namespace(rows=file))
+    assert capsys.readouterr().out.splitlines()[2:] == ["| S | 2,000; 1.5 |  |", "| T |  | 1,000; 2.5 |"]
+
+
+def new_folder(path: Path) -> Path:
+    path.mkdir()
+    return path

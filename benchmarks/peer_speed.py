@@ -1,0 +1,165 @@
+"""Compares speed and memory of the launcher with TRL and Unsloth: same documents, same adapter, in the same minutes.
+
+Cases are those of training.py: random weights, documents packed into sequences of 2,048, the loss on all tokens, LoRA
+of rank 16. Every tool has a process of its own and its fastest settings: packing without mixing documents, no gradient
+checkpointing. Reports the median step after the first ones, which compile. Tools that are not installed are skipped.
+
+    export PYTORCH_ALLOC_CONF=expandable_segments:True
+    python benchmarks/peer_speed.py measure --out peer_speed.jsonl                  # all cases
+    python benchmarks/peer_speed.py measure --cases 0.6B-16 --out peer_speed.jsonl  # all tools
+    python benchmarks/peer_speed.py table peer_speed.jsonl
+    python benchmarks/peer_speed.py measure --cases tiny --out tiny.jsonl           # without a GPU
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from resumable_cases import add_row, iterate_unmeasured, read_rows, run_subcommands  # type: ignore[import-not-found]  # in this folder
+from training import MEAN_TOKENS, TINY, Case, make_manifest, qwen  # type: ignore[import-not-found]  # in this folder
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from launcher.base_models.catalogue import TINY_BASE_FOLDER, TINY_BASE_NAME, lookup_base
+from launcher.bench.workers.documents import write_random_store
+from launcher.request.request import Request, plan_request
+from launcher.training.runtime.run_record import collect_versions
+
+ROOT = Path(__file__).resolve().parent.parent
+LIMIT_SECONDS = 300
+PEERS = ("trl", "unsloth")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PeerCase:
+    name: str
+    size: str
+    tool: str
+    training: Case
+
+
+CASES = [
+    PeerCase(name=f"{size}-{rows}-{tool}", size=f"{size}-{rows}", tool=tool, training=qwen(size, rows, kind))
+    for size, rows in (("0.6B", 16), ("0.6B", 2), ("8B", 4))
+    for tool, kind in (("launcher", "lora"), ("launcher-fp8", "fp8"), ("trl", "lora"), ("unsloth", "lora"))
+] + [
+    PeerCase(name=f"tiny-{tool}", size="tiny", tool=tool, training=case)
+    for case in TINY
+    if case.name == "tiny-lora"
+    for tool in ("launcher", *PEERS)
+]
+
+
+def measure(case: PeerCase, work: Path, bases: Path) -> dict[str, Any]:
+    """Train one case in a new process; return tokens per second, peak memory and the duration of the steps."""
+    if case.tool in PEERS:
+        plan, store = make_inputs(case.training, work, make_base(case.training, bases))
+        words: list[str | Path] = [
+            "-m",
+            "benchmarks.peers.peer_training",
+            case.tool,
+            plan,
+            store,
+            work / "adapter",
+            "--packed",
+        ]
+        row: dict[str, Any] = json.loads(run_python(words).splitlines()[-1])
+        return row | {case.tool: importlib.metadata.version(case.tool)}
+    out = work / "row.jsonl"
+    run_python([ROOT / "benchmarks/training.py", "measure", "--cases", case.training.name, "--out", out])
+    (row,) = read_rows(out)
+    if "error" in row:
+        raise RuntimeError(row["error"])
+    return {name: row[name] for name in ("tokens_per_second", "peak_gib", "predicted_gib", "step_seconds")}
+
+
+def make_base(case: Case, bases: Path) -> Path:
+    """Return a folder with random weights of a case's shape, and with some tokenizer: documents are tokens already."""
+    if case.base == TINY_BASE_NAME:
+        return TINY_BASE_FOLDER
+    folder = bases / Path(case.base).name
+    if not folder.exists():
+        known = lookup_base(case.base)
+        assert known is not None
+        with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
+            model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**dict(known)), dtype=torch.bfloat16)  # type: ignore[arg-type]
+        model.save_pretrained(folder)
+        for file in TINY_BASE_FOLDER.glob("*token*"):
+            shutil.copy(file, folder)
+    return folder
+
+
+def make_inputs(case: Case, work: Path, base: Path) -> tuple[Path, Path]:
+    """Write the plan that a peer follows, and the same documents as those of training.py; return both paths."""
+    manifest = make_manifest(replace(case, base=str(base)), work)
+    plan = plan_request(Request(expert=str(manifest), profile="full")).plan
+    (work / "plan.json").write_text(plan.model_dump_json())
+    num_packs = case.micro_batch_size * case.num_steps
+    store = write_random_store(
+        work,
+        num_packs=num_packs,
+        sequence_length=case.sequence_length,
+        vocab_size=plan.base.vocab_size,
+        mean_tokens=MEAN_TOKENS,
+    )
+    return work / "plan.json", store.folder
+
+
+def run_python(words: list[str | Path]) -> str:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))}
+    command = [sys.executable, *map(str, words)]
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False, cwd=ROOT
+    )
+    if done.returncode != 0:
+        raise RuntimeError(f"exit code {done.returncode}: {done.stderr[-400:]}")
+    return done.stdout
+
+
+def run_measure(args: argparse.Namespace) -> None:
+    chosen = [case for case in CASES if case.size in args.cases or case.name in args.cases]
+    with tempfile.TemporaryDirectory() as bases:
+        for case in iterate_unmeasured(chosen, args.out, args.minutes):
+            if case.tool in PEERS and importlib.util.find_spec(case.tool) is None:
+                print(f"{case.name}: {case.tool} is not installed", file=sys.stderr, flush=True)
+                continue
+            row: dict[str, Any] = {"case": case.name, "size": case.size, "tool": case.tool}
+            try:
+                with tempfile.TemporaryDirectory() as work:
+                    row |= measure(case, Path(work), Path(bases))
+            except Exception as error:  # one failed case must not stop the others
+                row["error"] = f"{type(error).__name__}: {str(error)[-500:]}"
+            row |= {
+                "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+                "versions": collect_versions(),
+            }
+            add_row(args.out, row)
+            shown = {name: row.get(name) for name in ("tokens_per_second", "peak_gib")}
+            print(case.name, row.get("error") or shown, file=sys.stderr, flush=True)
+
+
+def run_table(args: argparse.Namespace) -> None:
+    """Print tokens per second and peak memory, one line per size; the launcher's first, then the other tools'."""
+    rows = {(row["size"], row["tool"]): row for row in read_rows(args.rows) if "error" not in row}
+    tools = list(dict.fromkeys(tool for _, tool in rows))
+    print(f"| tokens/s; peak GiB | {' | '.join(tools)} |\n|---|{'---|' * len(tools)}")
+    for size in dict.fromkeys(size for size, _ in rows):
+        cells = [rows.get((size, tool)) for tool in tools]
+        shown = ["" if row is None else f"{row['tokens_per_second']:,}; {row['peak_gib']}" for row in cells]
+        print(f"| {size} | {' | '.join(shown)} |")
+
+
+if __name__ == "__main__":
+    sizes = list(dict.fromkeys(case.size for case in CASES))
+    run_subcommands(__doc__, sizes[:-1], f"names, or: {', '.join(sizes)}", run_measure, run_table)
