@@ -2,7 +2,7 @@
 
 If each rank holds the full model, checkpointing is dropped first, at a small micro-batch, and only then does the
 micro-batch grow. So more memory never leads to more checkpointing or to a smaller micro-batch, except to make room for
-a CUDA graph. If weights are gathered or fetched for every micro-step, fewer and larger micro-steps may be worth the
+a CUDA graph, and for large quantized bases, whose weights are dequantized in every micro-step. If weights are gathered or fetched for every micro-step, fewer and larger micro-steps may be worth the
 recomputation that makes room for them: all combinations are compared in that case.
 """
 
@@ -33,6 +33,8 @@ from launcher.plan.strategy import Candidate
 
 # Smaller micro-batches leave most GPUs idle; checkpointing is dropped before the micro-batch grows beyond this.
 _SMALL_MICRO_BATCH_TOKENS = 2048
+# A micro-batch with checkpointing grows beyond that only if it is this much faster, as with a large quantized base.
+_MIN_GROWTH_SPEEDUP = 1.05
 # If DDP fits, sharding must be this much faster to be chosen: DDP is simpler, and links were never measured.
 _MIN_SHARDING_SPEEDUP = 1.2
 _MENTIONED_GAIN = 0.05
@@ -168,8 +170,12 @@ def _find_replicated(inputs: SearchInputs, strategy: Strategy) -> Layout | None:
     for level in inputs.levels:
         start = Layout(strategy=strategy, offload="none", checkpointing=level, micro_batch_size=small)
         if fits_memory(inputs, start):
-            limit = slots if level == inputs.levels[0] else small
-            return _fastest_split(inputs, start, _largest_fit(inputs, start, limit))
+            largest = _fastest_split(inputs, start, _largest_fit(inputs, start, slots))
+            if level == inputs.levels[0]:
+                return largest
+            usual = _fastest_split(inputs, start, small)
+            speedup = estimate_step_seconds(inputs, usual) / estimate_step_seconds(inputs, largest)
+            return largest if speedup >= _MIN_GROWTH_SPEEDUP else usual
     last = leanest_layout(inputs, (strategy, "none"))
     return _fastest_split(inputs, last, _largest_fit(inputs, last, small)) if fits_memory(inputs, last) else None
 

@@ -313,3 +313,12 @@ def test_doras_dropout_multiplies_by_the_base_twice_and_the_plan_says_so() -> No
     assert fast is not None
     assert slow is not None
     assert 1.2 < fast / slow < 2.2
+
+
+def test_large_quantized_base_gets_a_larger_micro_batch_with_checkpointing() -> None:
+    """Its weights are dequantized in every micro-step; other bases keep the small micro-batch."""
+    int4 = plan_for(gpu="l40s", base="Qwen/Qwen3-32B", overrides=("base_models.0.quantization=int4",))
+    assert (int4.checkpointing, int4.strategy) == ("full", "single")
+    assert int4.batch.micro_batch_size > 1
+    bf16 = plan_for(gpu="rtx3090", base="Qwen/Qwen3-8B")
+    assert (bf16.checkpointing, bf16.batch.micro_batch_size) == ("full", 1)
