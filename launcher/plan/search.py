@@ -2,8 +2,9 @@
 
 If each rank holds the full model, checkpointing is dropped first, at a small micro-batch, and only then does the
 micro-batch grow. So more memory never leads to more checkpointing or to a smaller micro-batch, except to make room for
-a CUDA graph, and for large quantized bases, whose weights are dequantized in every micro-step. If weights are gathered or fetched for every micro-step, fewer and larger micro-steps may be worth the
-recomputation that makes room for them: all combinations are compared in that case.
+a CUDA graph, and for large quantized bases, whose weights are dequantized in every micro-step. If weights are gathered
+or fetched for every micro-step, fewer and larger micro-steps may be worth the recomputation that makes room for them:
+all combinations are compared in that case.
 """
 
 from __future__ import annotations
@@ -170,12 +171,13 @@ def _find_replicated(inputs: SearchInputs, strategy: Strategy) -> Layout | None:
     for level in inputs.levels:
         start = Layout(strategy=strategy, offload="none", checkpointing=level, micro_batch_size=small)
         if fits_memory(inputs, start):
-            largest = _fastest_split(inputs, start, _largest_fit(inputs, start, slots))
-            if level == inputs.levels[0]:
-                return largest
             usual = _fastest_split(inputs, start, small)
-            speedup = estimate_step_seconds(inputs, usual) / estimate_step_seconds(inputs, largest)
-            return largest if speedup >= _MIN_GROWTH_SPEEDUP else usual
+            is_least, is_packed = level == inputs.levels[0], inputs.slot_tokens == inputs.recipe.sequence_length
+            if not is_least and not is_packed:
+                return usual
+            larger = _fastest_split(inputs, start, _largest_fit(inputs, start, slots))
+            speedup = estimate_step_seconds(inputs, usual) / estimate_step_seconds(inputs, larger)
+            return larger if is_least or speedup >= _MIN_GROWTH_SPEEDUP else usual
     last = leanest_layout(inputs, (strategy, "none"))
     return _fastest_split(inputs, last, _largest_fit(inputs, last, small)) if fits_memory(inputs, last) else None
 

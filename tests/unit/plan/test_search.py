@@ -102,7 +102,7 @@ def test_more_memory_never_means_more_checkpointing_or_a_smaller_micro_batch(nam
 def test_for_the_experts_that_holds_across_strategies_too(
     name: str, card: str, sizes: tuple[int, ...], gpus: int
 ) -> None:
-    """Over the memory that such cards are really sold with."""
+    """Over the memory that such cards are sold with; sharding may checkpoint to save micro-steps of padded rows."""
     level, micro = len(LEVELS), 0
     for gib in sizes:
         gpu = lookup_gpu(card).model_copy(update={"memory_mib": gib * 1024})
@@ -110,9 +110,11 @@ def test_for_the_experts_that_holds_across_strategies_too(
         if plan is None:
             assert micro == 0, "it fitted with less memory"
             continue
-        assert LEVELS.index(plan.checkpointing) <= level
         assert plan.batch.micro_batch_size >= micro
-        level, micro = LEVELS.index(plan.checkpointing), plan.batch.micro_batch_size
+        if plan.strategy in ("single", "ddp") or plan.batch.packed:
+            assert LEVELS.index(plan.checkpointing) <= level
+            level = LEVELS.index(plan.checkpointing)
+        micro = plan.batch.micro_batch_size
     assert micro > 0
 
 
