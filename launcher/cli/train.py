@@ -151,13 +151,13 @@ def _complete(job: JobOptions, planned: PlannedRun, arguments: argparse.Namespac
     """Add to a job's options what containers need besides the plan: the expert's folder, and flags of this command."""
     if arguments.verify:
         raise InputError("--verify trains recorded steps again on this machine: it cannot be used with --on")
-    if job.target == "slurm":
-        return job
     if planned.plan.hardware.gpu is None and planned.request.cpu_ranks_per_node is None:
         raise InputError(
-            f"--on {job.target}: this machine has no GPU, and the plan is for this machine",
-            hint="name the GPUs of the nodes, such as --gpu h100 --gpus 8 --nodes 2",
+            f"--on {job.target}: this machine has no GPU, and without --gpu the plan is for this machine",
+            hint="name type and number of a node's GPUs, such as --gpu h100 --gpus 8; --nodes 2 for two nodes",
         )
+    if job.target == "slurm":
+        return job
     manifest = planned.loaded.path
     is_installed = manifest.is_absolute() and not Path(planned.request.expert).is_absolute()  # the image has it, too
     return replace(
