@@ -270,25 +270,29 @@ def test_cached_datasets_are_named_sized_and_attributed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("filesystem", "rotational", "kind"),
+    ("filesystem", "rotational", "kind", "disk"),
     [
-        ("ext4", "1", "hard disk"),
-        ("ext4", "0", "ssd"),
-        ("nfs4", None, "network"),
-        ("tmpfs", None, "memory"),
-        ("x", None, "unknown"),
+        ("ext4", "1", "hard disk", "sda"),
+        ("ext4", "0", "ssd", "sda"),
+        ("ext4", "1", "unknown", "vda1"),
+        ("nfs4", None, "network", ""),
+        ("tmpfs", None, "memory", ""),
+        ("x", None, "unknown", ""),
     ],
 )
-def test_storage_kinds(tmp_path: Path, filesystem: str, rotational: str | None, kind: str) -> None:
+def test_storage_kinds(tmp_path: Path, filesystem: str, rotational: str | None, kind: str, disk: str) -> None:
     """A made-up /proc and /sys, for the device that this folder really is on."""
     root = tmp_path / "root"
     (root / "proc").mkdir(parents=True)
     (root / "proc/mounts").write_text(f"none / ext2 rw 0 0\ndevice {tmp_path} {filesystem} rw 0 0\n")
     if rotational is not None:
         device = tmp_path.stat().st_dev
-        queue = root / f"sys/dev/block/{os.major(device)}:{os.minor(device)}/queue"
+        queue = root / "sys/devices/block" / disk / "queue"
         queue.mkdir(parents=True)
         (queue / "rotational").write_text(f"{rotational}\n")
+        block = root / f"sys/dev/block/{os.major(device)}:{os.minor(device)}"
+        block.parent.mkdir(parents=True)
+        block.symlink_to(queue.parent)
     storage = probe_storage(tmp_path / "not/there/yet", root)
     assert (storage.kind, storage.filesystem, storage.mount) == (kind, filesystem, str(tmp_path))
     assert storage.is_slow == (kind in ("hard disk", "network"))
