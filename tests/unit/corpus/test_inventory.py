@@ -23,7 +23,7 @@ from launcher.corpus.inventory import (
     move_store,
     remove_entries,
 )
-from launcher.corpus.spec import RULES_VERSION
+from launcher.corpus.spec import RULES_VERSION, compute_current_key
 from launcher.corpus.storage_kind import probe_storage
 from launcher.corpus.store import (
     MARKER_FILE,
@@ -34,6 +34,8 @@ from launcher.corpus.store import (
     make_key,
     publish,
 )
+from launcher.launch.prepare_data import _current_keys, _plan_profiles
+from launcher.request.request import Request, base_folders, plan_request
 from tests.conftest import ROOT, python_path
 from tests.forked_python import run_python
 
@@ -332,6 +334,14 @@ def test_the_command_lists_asks_and_prunes(tmp_path: Path) -> None:
     assert moved.returncode == 0, moved.stderr
     assert f"export LAUNCHER_DATA_DIR={tmp_path / 'fast'}" in moved.stdout
     assert find_damage(tmp_path / "fast/datasets_optimized/neo4j" / key[:16]) is None
+
+
+@pytest.mark.parametrize("expert", ["json", "neo4j"])  # shorter and longer rows
+def test_prepared_smoke_data_is_current(expert: str) -> None:
+    planned = plan_request(Request(expert=expert, profile="smoke"))
+    folder = planned.loaded.folder
+    key = compute_current_key(planned.plan, folder, base_folders(folder))
+    assert key in _current_keys(_plan_profiles(expert)).keys
 
 
 @pytest.mark.process
