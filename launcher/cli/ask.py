@@ -14,7 +14,12 @@ from launcher.request.flag_types import positive_int
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `launcher ask`."""
     add_run_arguments(parser)
-    parser.add_argument("question", metavar="QUESTION", nargs="?", help="value of the expert's prompt field")
+    parser.add_argument(
+        "question",
+        metavar="QUESTION",
+        nargs="?",
+        help="value of the expert's prompt field (default: that of a test row, whose answer is shown for comparison)",
+    )
     parser.add_argument("--input", metavar="TEXT", help="value of its second field, such as a schema or a context")
     parser.add_argument(
         "--system", metavar="TEXT", help="system message (default: that of the training rows, if all have the same)"
@@ -34,9 +39,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Answer the question in a separate process, which imports torch."""
     paths = find_run_or_newest(arguments.run, Path(arguments.runs_dir))
-    if arguments.question is None and not arguments.field:
-        raise InputError("no question given", hint="launcher ask RUN 'How many?', or --field NAME=TEXT for every field")
-    words = [f"--run={paths.root}", f"--question={arguments.question or ''}"]
+    if arguments.question is None and not arguments.field and (arguments.input or arguments.system) is not None:
+        raise InputError("--input and --system need a question", hint="launcher ask RUN 'How many?' --input TEXT")
+    words = [f"--run={paths.root}"]
+    words += [] if arguments.question is None else [f"--question={arguments.question}"]
     words += [f"--field={word}" for word in arguments.field]
     if arguments.input is not None:
         words.append(f"--input={arguments.input}")

@@ -223,9 +223,18 @@ def _start(
     else:
         print(f"run directory: {paths.root}")
         if outcome.exit_code == ExitCode.DONE:
-            command = f"{_find_program()} report {shlex.quote(str(paths.root))}"
-            print(f"next: {command} prints the results and what to do next")
+            print(_describe_next(paths, has_model=not planned.plan.random_weights))
     return ExitCode.RUN_FAILED if outcome.exit_code is None else outcome.exit_code
+
+
+def _describe_next(paths: RunPaths, *, has_model: bool) -> str:
+    """Return commands for a finished run, which can be copied as they are."""
+    verbs = {"report": "the results, and how to reproduce them"}
+    if has_model:
+        verbs |= {"ask": "its answer to a held-out row", "export": "one model for other programs"}
+    commands = {f"{_find_program()} {verb} {shlex.quote(str(paths.root))}": what for verb, what in verbs.items()}
+    width = max(map(len, commands))
+    return "\n".join(("\nnext:", *(f"  {command:<{width}}  # {what}" for command, what in commands.items())))
 
 
 def _find_program() -> str:

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from launcher.analysis.compare.load_run import RunFacts, make_facts
 from launcher.analysis.compare.summary_metrics import compute_wall_clock
-from launcher.analysis.report.quality import format_question, render_quality
+from launcher.analysis.report.quality import render_quality
 from launcher.analysis.report.results import (
     render_learning,
     render_memory,
@@ -26,6 +26,7 @@ from launcher.core.redaction import REDACTED, redact_text
 from launcher.core.run_files import read_text
 from launcher.core.run_paths import RunPaths, write_text_atomically
 from launcher.core.units import format_count, format_duration
+from launcher.corpus.row_text import format_question
 from launcher.hardware.model import format_hardware
 from launcher.plan.model import Plan
 from launcher.request.request import Request, load_request
@@ -302,7 +303,8 @@ def _list_next_steps(facts: ReportFacts) -> Iterator[str]:
     run = shlex.quote(_format_run(facts))
     if outcome is not None and outcome.status == "done":
         if not plan.random_weights:
-            lines = (f"launcher ask {run} {format_question(plan)}", f"launcher export {run}")
+            own = f"launcher ask {run} {format_question(plan.data.field_mapping)}"
+            lines = (f"launcher ask {run}  # a held-out row; your own question: {own}", f"launcher export {run}")
             yield fenced("\n".join(map(escape, lines)), "sh")
     else:
         yield from _list_resume_hints(facts)

@@ -144,7 +144,9 @@ def test_early_stopping_is_reported() -> None:
 
 def test_run_outside_the_default_directory_is_named_by_path() -> None:
     report = render_report(make_facts(outcome=make_outcome(), paths=RunPaths(Path("/data/my runs/made"))))
-    assert "launcher ask '/data/my runs/made' 'your question'" in section(report, "Next steps")
+    steps = section(report, "Next steps")
+    assert "launcher ask '/data/my runs/made'  # a held-out row; your own question: launcher ask '/data/my " in steps
+    assert "made' 'your question' --input 'its schema'" in steps
 
 
 def test_random_weights_suggest_no_ask_command() -> None:
