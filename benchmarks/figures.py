@@ -3,30 +3,42 @@
     export PYTORCH_ALLOC_CONF=expandable_segments:True
     python benchmarks/figures.py --out figures --minutes 10      # repeat until it returns 0; 75: out of time
     python benchmarks/figures.py --out figures --only speed ablation
+    python benchmarks/figures.py --out figures --base FOLDER --data FOLDER --manifest FILE
     python benchmarks/figures.py --list
 
-Each figure is a plain command; its output goes to `figures/NAME.log`. Finished figures are skipped.
+Each figure is a plain command; its output goes to `figures/NAME.log`. Finished figures are skipped, and so are those
+that need a pretrained base, rows or a published manifest that is not given.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from resumable_cases import OUT_OF_TIME  # type: ignore[import-not-found]  # in this folder
 
 ROOT = Path(__file__).resolve().parent.parent
-SPEED = "main small dropped published low"
+SPEED = "main small eager fp8 dropped published low"
 MIN_SECONDS = 60.0  # start nothing with less time left
+INPUTS = {
+    "manifest": "a published manifest, for before_after",
+    "base": "folder of a pretrained base, for quality and kill_during_save",
+    "data": "folder with text2cypher.jsonl, wikisql.jsonl and json_instructions.jsonl, for the same",
+}
 SAMPLE = "--set training.dataset.path=sample/train.jsonl --set training.dataset.format=jsonl"
 RANDOM = f"neo4j --profile full --random-weights {SAMPLE} --set training.config.torch_compile=true"
 FP8 = "--set training.config.precision=fp8"
-TIMED = "--set training.config.batch_size=4 --set training.config.gradient_accumulation_steps=1 --steps 50 --seconds 11"
+TIMED = "--warm 1 --steps 500 --seconds 11"
+BATCH_4 = "--set training.config.batch_size=4 --set training.config.gradient_accumulation_steps=1"
+TOOLS = "--tools base launcher launcher-fp8 launcher-qlora trl unsloth --one-at-a-time"
+REAL = f"--base {{base}} --data {{data}} --experts cypher sql json typescript {TOOLS}"
 TRACED = "--max-steps 24 --profile-steps 16:17 --wandb disabled --set evaluation.task_rows=0 --runs-dir {out}/runs"
 
 
@@ -34,7 +46,7 @@ TRACED = "--max-steps 24 --profile-steps 16:17 --wandb disabled --set evaluation
 class Figure:
     name: str
     description: str
-    command: str  # {out}: the folder; {minutes}: time left; {manifest}: a published manifest
+    command: str  # {out}: the folder; {minutes}: time left; {manifest}, {base}, {data}: the flags of these names
 
 
 FIGURES = (
@@ -56,7 +68,7 @@ FIGURES = (
     Figure(
         name="ablation",
         description="each optimization, alone and cumulatively",
-        command=f"-m launcher bench ablation {RANDOM} {FP8} {TIMED} --warm 1 --out {{out}}/ablation",
+        command=f"-m launcher bench ablation {RANDOM} {FP8} {BATCH_4} {TIMED} --out {{out}}/ablation",
     ),
     Figure(
         name="memory",
@@ -79,22 +91,48 @@ FIGURES = (
         description="cost of each distributed strategy on one GPU",
         command="benchmarks/engines.py measure --cases lora full qlora --out {out}/engines.jsonl",
     ),
+    Figure(
+        name="families",
+        description="throughput and memory of other families",
+        command="benchmarks/families.py measure --out {out}/families.jsonl --minutes {minutes}",
+    ),
+    Figure(
+        name="generation",
+        description="decode steps of launcher eval",
+        command="benchmarks/generation.py --out {out}/generation.jsonl",
+    ),
+    Figure(
+        name="quality",
+        description="real weights: base, launcher, TRL and Unsloth",
+        command=f"-m benchmarks.peers.quality run {REAL} --work {{out}}/quality --out {{out}}/quality.jsonl",
+    ),
+    Figure(
+        name="kill_during_save",
+        description="full fine-tuning, killed while it saves",
+        command="benchmarks/kill_during_save.py --base {base} --data {data}/wikisql.jsonl --work {out}/killed",
+    ),
 )
 
 
-def run_figure(figure: Figure, out: Path, manifest: Path | None, deadline: float) -> int:
+def run_figure(figure: Figure, args: argparse.Namespace, out: Path, deadline: float) -> int:
     left = deadline - time.monotonic()
-    words = figure.command.format(out=out, minutes=f"{max(0.5, left / 60 - 1):.1f}", manifest=manifest).split()
+    given = {name: getattr(args, name) for name in INPUTS}
+    words = figure.command.format(out=out, minutes=f"{max(0.5, left / 60 - 1):.1f}", **given).split()
     environment = {**os.environ, "LAUNCHER_DATA_DIR": str(out / "data"), "PYTHONUNBUFFERED": "1"}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     print(f"{figure.name}: python {' '.join(words)}", flush=True)
     with (out / f"{figure.name}.log").open("ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, *words], cwd=ROOT, env=environment, stdout=log, stderr=log, start_new_session=True
+        )
         try:
-            return subprocess.run(
-                [sys.executable, *words], cwd=ROOT, env=environment, stdout=log, stderr=log, timeout=left, check=False
-            ).returncode
+            return process.wait(timeout=left)
         except subprocess.TimeoutExpired:
             return OUT_OF_TIME
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # its trainings, too
+            process.wait()
 
 
 def main() -> int:
@@ -102,9 +140,8 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("figures"))
     parser.add_argument("--minutes", type=float, default=1e4)
     parser.add_argument("--only", nargs="+", choices=[figure.name for figure in FIGURES], default=[])
-    parser.add_argument(
-        "--manifest", type=Path, help="a published manifest, for before_after; without it that figure is skipped"
-    )
+    for name, text in INPUTS.items():
+        parser.add_argument(f"--{name}", type=Path, help=text)
     parser.add_argument("--list", action="store_true")
     args = parser.parse_args()
     if args.list:
@@ -112,14 +149,20 @@ def main() -> int:
         return 0
     out, deadline, failed = args.out.resolve(), time.monotonic() + 60 * args.minutes, []
     out.mkdir(parents=True, exist_ok=True)
+    for name in INPUTS:
+        if getattr(args, name) is not None:
+            setattr(args, name, getattr(args, name).resolve())
     for figure in FIGURES:
         done = out / f"{figure.name}.done"
-        is_selected = not args.only or figure.name in args.only
-        if not is_selected or done.exists() or ("{manifest}" in figure.command and args.manifest is None):
+        if (args.only and figure.name not in args.only) or done.exists():
+            continue
+        missing = [f"--{name}" for name in INPUTS if f"{{{name}}}" in figure.command and getattr(args, name) is None]
+        if missing:
+            print(f"{figure.name}: skipped, needs {' and '.join(missing)}", flush=True)
             continue
         if deadline - time.monotonic() < MIN_SECONDS:
             return OUT_OF_TIME
-        code = run_figure(figure, out, args.manifest, deadline)
+        code = run_figure(figure, args, out, deadline)
         print(f"{figure.name}: exit code {code}", flush=True)
         if code == OUT_OF_TIME:
             return code
@@ -127,7 +170,7 @@ def main() -> int:
             failed.append(figure.name)
         else:
             done.touch()
-    print(f"failed: {', '.join(failed)}" if failed else "all figures are measured")
+    print(f"failed: {', '.join(failed)}" if failed else "done")
     return 4 if failed else 0
 
 

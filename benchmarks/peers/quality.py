@@ -61,7 +61,7 @@ PEERS = ("trl", "unsloth")
 TOOLS = ("base", *LAUNCHER_OPTIONS, *PEERS)  # base: only judged
 
 
-def main() -> None:
+def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     run = commands.add_parser("run", help="train and judge")
@@ -90,7 +90,11 @@ def main() -> None:
     loss.add_argument("--nf4", action="store_true", help="quantize the base, as QLoRA does")
     table = commands.add_parser("table", help="summarize the rows of a file")
     table.add_argument("rows", type=Path)
-    args = parser.parse_args()
+    return parser
+
+
+def main() -> None:
+    args = make_parser().parse_args()
     {"run": measure, "loss": print_loss, "table": print_table}[args.command](args)
 
 

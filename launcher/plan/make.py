@@ -35,6 +35,7 @@ from launcher.plan.search import (
     Layout,
     estimate_layout_memory,
     find_best_layout,
+    find_faster_sharding,
     fits_memory,
     leanest_layout,
     make_recipe,
@@ -158,7 +159,11 @@ def _assemble(context: PlanContext, choice: _Choice, layout: Layout) -> Plan:
         *settings.decisions,
         *explain_batch(context, batch),
         explain_strategy(
-            context, layout.strategy, layout.offload, fits_memory(inputs, leanest_layout(inputs, candidates[0]))
+            context,
+            layout.strategy,
+            layout.offload,
+            first_choice_fits=fits_memory(inputs, leanest_layout(inputs, candidates[0])),
+            faster=find_faster_sharding(inputs, candidates, layout),
         ),
         _explain_checkpointing(context, inputs, candidates, layout),
         choice.compile_decision,

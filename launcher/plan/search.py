@@ -35,6 +35,7 @@ from launcher.plan.strategy import Candidate
 _SMALL_MICRO_BATCH_TOKENS = 2048
 # If DDP fits, sharding must be this much faster to be chosen: DDP is simpler, and links were never measured.
 _MIN_SHARDING_SPEEDUP = 1.2
+_MENTIONED_GAIN = 0.05
 # Number of micro-batch sizes to try: all small ones, then with growing distance.
 _TRIED_SIZES = 512
 # Share of the GPU's memory that a run with a CUDA graph may use: evaluation needs the rest (two chunks of logits and
@@ -129,6 +130,16 @@ def find_best_layout(inputs: SearchInputs, candidates: tuple[Candidate, ...]) ->
         if best is None or _is_clearly_faster(inputs, layout, best):
             best = layout
     return best
+
+
+def find_faster_sharding(
+    inputs: SearchInputs, candidates: tuple[Candidate, ...], layout: Layout
+) -> tuple[Strategy, float] | None:
+    """Return the best sharded strategy and how much faster than a layout it is estimated to be; None if it is not."""
+    sharded = tuple(one for one in candidates if one[0] in SHARDED_STRATEGIES and one[1] == "none")
+    best = find_best_layout(inputs, sharded)
+    gain = 0.0 if best is None else estimate_step_seconds(inputs, layout) / estimate_step_seconds(inputs, best) - 1
+    return None if best is None or gain < _MENTIONED_GAIN else (best.strategy, gain)
 
 
 def _is_clearly_faster(inputs: SearchInputs, layout: Layout, best: Layout) -> bool:

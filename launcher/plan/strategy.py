@@ -11,6 +11,7 @@ from launcher.core.choices import (
     Strategy,
 )
 from launcher.core.errors import InputError, Problem
+from launcher.core.units import format_percent
 from launcher.plan.context import PlanContext, flag_decision, hardware_decision, manifest_decision, plan_decision
 from launcher.plan.model import Decision
 
@@ -152,8 +153,15 @@ def _check_combination(
         )
 
 
-def explain_strategy(context: PlanContext, strategy: Strategy, offload: Offload, first_choice_fits: bool) -> Decision:
-    """Return the decision about the strategy."""
+def explain_strategy(
+    context: PlanContext,
+    strategy: Strategy,
+    offload: Offload,
+    *,
+    first_choice_fits: bool,
+    faster: tuple[Strategy, float] | None,
+) -> Decision:
+    """Return the decision about the strategy; `faster` is a sharded one that is somewhat faster, and by how much."""
     value = TITLES[strategy]
     if strategy == "hsdp":
         value += f", {context.hardware.nodes} replicas of {context.hardware.gpus_per_node} shards"
@@ -169,7 +177,12 @@ def explain_strategy(context: PlanContext, strategy: Strategy, offload: Offload,
     if strategy == "single":
         return plan_decision("strategy", value, "everything fits on one GPU")
     if strategy == "ddp":
-        return plan_decision("strategy", value, "the full model fits on each GPU: least communication")
+        reason = "the full model fits on each GPU: least communication"
+        if faster is not None:
+            reason += (
+                f"; --strategy {faster[0]} is estimated to be {format_percent(faster[1])} faster, but not measured"
+            )
+        return plan_decision("strategy", value, reason)
     reason = "the model and its training state do not fit on one GPU"
     if first_choice_fits:
         reason = "clearly faster than DDP here: sharding leaves memory for less recomputation and larger micro-batches"

@@ -52,9 +52,14 @@ def decide_compile(context: PlanContext, eager: Searched, compiled: Searched) ->
     if context.base.experts is not None:
         return False, plan_decision(name, "off", "mixtures of experts run transformers' own code")
     if gpu.compute_capability < (8, 0):
-        return False, hardware_decision(name, "off", f"{gpu.title}: fused kernels do not pay off on this GPU")
+        reason = f"not measured on GPUs before Ampere, such as {gpu.title}; torch_compile: true requests it"
+        return False, hardware_decision(name, "off", reason)
     if compiled.layout is not None and not _is_measured(compiled.inputs, compiled.layout):
         return False, plan_decision(name, "off", NOT_MEASURED_UNDER_ZERO3)
+    if compiled.layout is None and eager.layout is not None:
+        return False, plan_decision(name, "off", "the training fits only without it")
+    if eager.layout is None and compiled.layout is not None:
+        return True, plan_decision(name, "on", "the training fits only with it: compiled layers save fewer activations")
     saved, takes = _saved_seconds(context, eager, compiled), compile_seconds(compiled.inputs.workload)
     if saved is None:
         return True, plan_decision(name, "on", "fuses the kernels between matmuls")

@@ -21,6 +21,7 @@ from launcher.corpus.tokenizer import BaseTokenizer, load_tokenizer
 from launcher.training.export import export, merge
 from launcher.training.export.logits_check import check_agreement, compare_logits, compute_logits, computing_in_fp32
 from launcher.training.export.merge import pick_rows
+from launcher.training.inference import load
 from launcher.training.inference.trained_run import load_trained_run
 from tests.training.trained_run import (  # noqa: F401
     Trained,
@@ -353,8 +354,8 @@ def test_damaged_adapter_is_refused(
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"target_modules": "(.*)*(.*)*(.*)*x$"}, "not a valid adapter config"),
-        ({"exclude_modules": "(a+)+$"}, "not a valid adapter config"),
+        ({"target_modules": "(.*)*(.*)*(.*)*x$"}, "target_modules takes more than 1 s to match"),
+        ({"exclude_modules": "(.*)*(.*)*(.*)*x$"}, "exclude_modules takes more than 1 s to match"),
         ({"rank_pattern": {"(a+)+$": 4}}, "not a valid adapter config"),
         ({"layers_pattern": ["(a+)+$"], "layers_to_transform": [0]}, "not a valid adapter config"),
         ({"peft_type": "../../x"}, "not a valid adapter config"),
@@ -367,9 +368,11 @@ def test_hostile_adapter_config_is_refused_before_peft_reads_it(
     trained: Trained,  # noqa: F811
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
     changes: dict[str, Any],
     words: str,
 ) -> None:
+    monkeypatch.setattr(load, "PATTERN_SECONDS", 1)
     paths = copy_run(trained, tmp_path)
     file = paths.adapter / "adapter_config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | changes))

@@ -84,7 +84,7 @@ def test_adapter_of_a_quantized_base_is_loaded_with_one(facts: CardFacts) -> Non
     compile(code, "card", "exec")
     assert "import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig" in code
     assert 'bnb_4bit_quant_type="nf4"' in code
-    assert "quantization_config=nf4)" in code
+    assert ", quantization_config=nf4" in code
     for card in (render_card(on_hub(facts)), render_card(replace(quantized, kind="merged"))):
         assert "BitsAndBytesConfig" not in card
 

@@ -25,7 +25,7 @@ def make_plan(gpu: str | None = "h100", *overrides: str) -> Plan:
 
 
 def test_all_stages_are_available_on_a_gpu() -> None:
-    stages = list_stages(make_plan())
+    stages = list_stages(make_plan("h100", "training.config.torch_compile=true"))
     assert [stage.key for stage in stages] == ALL
     assert [stage.key for stage in stages if stage.unavailable] == []
 
@@ -64,7 +64,7 @@ def test_only_the_last_stage_has_a_base_in_fp8(precision: str, monkeypatch: pyte
 
 
 def test_each_stage_changes_one_setting_cumulatively_and_alone() -> None:
-    plan = make_plan()
+    plan = make_plan("h100", "training.config.torch_compile=true")
     measurements = list_measurements(list_stages(plan), fp8_base=False)
     cumulative = [each for each in measurements if each.mode == "cumulative" and each.key != "fp8"]
     alone = {measurement.key: measurement for measurement in measurements if measurement.mode == "alone"}

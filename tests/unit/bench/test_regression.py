@@ -22,7 +22,7 @@ def make_pair(*, expert: str = "json", **fields: Any) -> Pair:
 
 
 def test_all_old_settings_take_effect_on_a_gpu() -> None:
-    pair = make_pair(gpu="rtx4090")
+    pair = make_pair(gpu="rtx4090", overrides=("training.config.epochs=9",))
     changed = {setting.name: (setting.old, setting.new) for setting in pair.settings if setting.has_effect}
     assert changed == {
         "rows": ("not packed, 155 per step", "packed, 48 sequences of 2,048 tokens per step"),

@@ -10,6 +10,7 @@ from types import ModuleType
 import pytest
 
 from benchmarks.memory_grid.__main__ import make_parser as make_grid_parser
+from benchmarks.peers.quality import make_parser as make_quality_parser
 from launcher.cli.main import make_parser
 from tests.conftest import ROOT
 
@@ -31,9 +32,14 @@ def load(name: str) -> ModuleType:
 
 @pytest.mark.parametrize("figure", load("figures").FIGURES, ids=lambda figure: figure.name)
 def test_commands_of_figures_are_valid(figure: ModuleType) -> None:
-    words = figure.command.format(out="out", minutes="3.0", manifest="manifest.json").split()
+    inputs = {"manifest": "manifest.json", "base": "base", "data": "data"}
+    words = figure.command.format(out="out", minutes="3.0", **inputs).split()
     if words[0] == "-m":
-        parsers = {"launcher": make_parser, "benchmarks.memory_grid": make_grid_parser}
+        parsers = {
+            "launcher": make_parser,
+            "benchmarks.memory_grid": make_grid_parser,
+            "benchmarks.peers.quality": make_quality_parser,
+        }
         parsers[words[1]]().parse_args(words[2:])
         return
     text = (ROOT / words[0]).read_text() + (ROOT / "benchmarks/resumable_cases.py").read_text()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from launcher.core.errors import InputError, ManifestError
@@ -24,6 +26,13 @@ def test_a_model_that_fits_each_gpu_is_replicated() -> None:
     plan = plan_for(gpu="rtx4090", gpus=4)
     assert plan.strategy == "ddp"
     assert "the full model fits on each GPU" in decision(plan, "strategy")
+
+
+def test_sharding_that_is_somewhat_faster_is_mentioned() -> None:
+    plan = plan_for(gpu="h100", gpus=8, base="Qwen/Qwen3-32B")
+    assert plan.strategy == "ddp"
+    assert re.search(r"; --strategy fsdp2 is estimated to be 1\d(\.\d)? % faster", decision(plan, "strategy"))
+    assert "faster" not in decision(plan_for(gpu="h100", gpus=8, base="Qwen/Qwen3-0.6B"), "strategy")
 
 
 def test_a_model_that_does_not_is_sharded() -> None:
@@ -275,3 +284,14 @@ def test_compiling_is_compared_with_the_best_layout_without_it() -> None:
     assert chosen.checkpointing == "none"
     assert eager.checkpointing != "none"
     assert chosen.speed.tokens_per_second > 1.3 * eager.speed.tokens_per_second  # type: ignore[operator]
+
+
+def test_training_that_fits_only_with_compiled_layers_is_compiled() -> None:
+    chosen = plan_for(gpu="h200", base="Qwen/Qwen3-8B", config={"adapter_type": "full"})
+    assert chosen.compile is not None
+    assert "fits only with it" in decision(chosen, "torch.compile")
+
+
+def test_compiling_is_off_where_it_was_not_measured() -> None:
+    assert "not measured on GPUs before Ampere" in decision(plan_for(gpu="t4"), "torch.compile")
+    assert plan_for(gpu="t4", config={"torch_compile": True}).compile is not None

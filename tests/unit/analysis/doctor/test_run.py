@@ -32,6 +32,7 @@ from tests.unit.analysis.doctor.builders import (
 )
 
 H200 = plan_for()
+COMPILED = plan_for(overrides=("training.config.torch_compile=true",))
 GPU_GIB = 143771 / 1024
 
 
@@ -227,7 +228,7 @@ def test_slow_launch_bound_run_is_a_problem() -> None:
 
 
 def test_launch_bound_run_at_planned_speed_is_a_note() -> None:
-    finding = only(judge(lambda _step: {metrics.GPU_UTILIZATION: 0.45}, plan=small_steps(H200)))
+    finding = only(judge(lambda _step: {metrics.GPU_UTILIZATION: 0.45}, plan=small_steps(COMPILED)))
     assert (finding.subject, finding.status) == ("launch-bound", "note")
     assert "larger micro-batches" in finding.next_step
 
@@ -259,15 +260,15 @@ def test_frequent_recompilation_is_a_problem() -> None:
 
 
 def test_slow_single_steps_are_reported() -> None:
-    rate = H200.speed.tokens_per_second or 0.0
-    rows = make_steps(H200)
+    rate = COMPILED.speed.tokens_per_second or 0.0
+    rows = make_steps(COMPILED)
     usual = rows[50].values[metrics.STEP_SECONDS]
 
     def spike(step: int) -> Values:
         slow = step in (31, 47, 48, 90)
         return {metrics.STEP_SECONDS: usual * 9, metrics.TOKENS_PER_SECOND: rate / 9} if slow else {}
 
-    finding = only(judge(spike))
+    finding = only(judge(spike, COMPILED))
     assert (finding.subject, finding.status) == ("slow steps", "problem")
     assert finding.found.startswith("4 steps took more than 3 times as long as usual (steps 31, 47, 48, 90): ")
     assert "recompilation" in finding.matters

@@ -54,7 +54,7 @@ class Server:
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    state = Server()
+    state, closing = Server(), threading.Event()
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -65,7 +65,8 @@ def server() -> Iterator[Server]:
             if self.path != "/graphql":  # wandb's own telemetry
                 return self._send({})
             if state.is_silent:
-                time.sleep(60)
+                closing.wait(60)
+                return None
             request = json.loads(body)
             return self._send(state.respond(request["query"], request.get("variables") or {}))
 
@@ -85,6 +86,7 @@ def server() -> Iterator[Server]:
     state.url = f"http://127.0.0.1:{http.server_port}"
     threading.Thread(target=http.serve_forever, daemon=True).start()
     yield state
+    closing.set()
     http.shutdown()
 
 
