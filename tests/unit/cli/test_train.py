@@ -63,6 +63,7 @@ def test_training_runs_from_plan_to_outcome(tmp_path: Path) -> None:
     result = train(tmp_path, data, TRAINED, "--run-id", "a")
     assert result.returncode == 0, result.stderr
     assert result.stdout.startswith("neo4j on ")
+    assert re.search(r"^profile  .*  plan *$", result.stdout, re.MULTILINE)  # every decision has who decided it
     root = f"{tmp_path}/runs/a"
     assert (
         f"from the training\nrun directory: {root}\n\nnext:\n  launcher report {root}  # the results" in result.stdout
