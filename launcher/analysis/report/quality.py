@@ -11,7 +11,7 @@ from launcher.core.errors import escape
 from launcher.core.markdown import code, fenced, inline, one_line, table
 from launcher.core.metrics import EVAL_PREFIX, find_values, is_task_metric
 from launcher.core.units import format_percent
-from launcher.judges.results import AnswerResult, EvalResult
+from launcher.judges.results import NOT_CHECKED, AnswerResult, EvalResult
 from launcher.judges.statistics import PairedChange
 from launcher.plan.task_eval import NO_JUDGE
 from launcher.runs.evaluations import Evaluation, RunEvaluations
@@ -81,8 +81,10 @@ def _render_checks(columns: Sequence[tuple[str, Evaluation]]) -> str:
 
 def _describe_rate(result: EvalResult, name: str) -> str:
     check = next((check for check in result.checks if check.name == name), None)
-    if check is None or not check.num_judged:
+    if check is None:
         return "not judged"
+    if not check.num_judged:
+        return NOT_CHECKED
     subset = "" if check.num_judged == len(result.answers) else f", {check.num_judged:,} judged"
     return f"{format_percent(check.rate)} ({100 * check.low:.1f} to {100 * check.high:.1f}{subset})"
 

@@ -237,7 +237,7 @@ def _render_environment(facts: ReportFacts) -> str:
         rows += [("ended", code(outcome.ended_at))] if outcome.ended_at else []
         versions = ", ".join(f"{name} {version}" for name, version in outcome.versions.items())
         rows += [("versions", inline(versions))] if versions else []
-        rows += [("commit", f"`{code(outcome.git_commit)}`")] if outcome.git_commit else []
+        rows += [("commit of the launcher", f"`{code(outcome.git_commit)}`")] if outcome.git_commit else []
     else:
         rows.append(("launcher", inline(plan.launcher_version)))
     return f"## Environment\n\n{table(('', ''), rows)}"
@@ -267,13 +267,13 @@ def _list_reproduction(facts: ReportFacts) -> Iterator[str]:
     commit = outcome.git_commit if outcome is not None else None
     lines = []
     if commit is not None:
-        lines.append(f"git checkout {shlex.quote(commit.removesuffix('+changes'))}")
+        lines.append(f"git checkout {shlex.quote(commit.removesuffix('+changes'))}  # in the checkout of the launcher")
     if facts.request is not None:
         lines.append(format_command(facts.request))
     if lines:
         yield fenced("\n".join(map(escape, lines)), "sh")
     if commit is not None and commit.endswith("+changes"):
-        yield "The checkout had uncommitted changes, which are not saved."
+        yield "The checkout of the launcher had uncommitted changes, which are not saved."
     if lines:
         yield "`manifest.json` in this directory is the manifest of this run, for checkouts without this expert."
     if any(REDACTED in line for line in lines):

@@ -161,8 +161,8 @@ def test_unsaved_inputs_are_listed() -> None:
     reproduction = section(
         render_report(make_facts(outcome=outcome, request=request, command=None)), "How to reproduce"
     )
-    assert "git checkout 12ab\n" in reproduction
-    assert "The checkout had uncommitted changes" in reproduction
+    assert "git checkout 12ab  # in the checkout of the launcher\n" in reproduction
+    assert "The checkout of the launcher had uncommitted changes" in reproduction
     assert "*** replaces a secret, which is not saved." in reproduction
     assert "Started directly by `accelerate launch launcher/train.py`" in reproduction
     nothing = section(
