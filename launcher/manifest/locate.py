@@ -19,9 +19,9 @@ def list_expert_folders() -> tuple[Path, ...]:
 
 
 def list_experts() -> tuple[str, ...]:
-    """Return the names of all known experts, sorted."""
+    """Return the names of all known experts, sorted: also those of the working directory, of `launcher new`."""
     names = {file.parent.name for folder in list_expert_folders() for file in folder.glob("*/manifest.json")}
-    return tuple(sorted(names))
+    return tuple(sorted(names.union(_list_local_experts())))
 
 
 def find_manifest(name: str) -> Path:
@@ -40,7 +40,7 @@ def find_manifest(name: str) -> Path:
             return file
     if is_folder:
         return path
-    known = (*_list_local_experts(), *list_experts())
+    known = tuple(dict.fromkeys((*_list_local_experts(), *list_experts())))
     suggestion = find_closest(name, known)
     raise ManifestError(
         f"no expert called {shorten(name)!r}" + (f"; did you mean {suggestion}?" if suggestion else ""),

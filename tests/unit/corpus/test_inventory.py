@@ -35,6 +35,7 @@ from launcher.corpus.store import (
     publish,
 )
 from launcher.launch.prepare_data import _current_keys, _plan_profiles
+from launcher.manifest import list_experts
 from launcher.request.request import Request, base_folders, plan_request
 from tests.conftest import ROOT, python_path
 from tests.forked_python import run_python
@@ -334,6 +335,14 @@ def test_the_command_lists_asks_and_prunes(tmp_path: Path) -> None:
     assert moved.returncode == 0, moved.stderr
     assert f"export LAUNCHER_DATA_DIR={tmp_path / 'fast'}" in moved.stdout
     assert find_damage(tmp_path / "fast/datasets_optimized/neo4j" / key[:16]) is None
+
+
+def test_experts_of_the_working_directory_are_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`launcher new` writes them there; their prepared data is listed with its state."""
+    (tmp_path / "shop").mkdir()
+    (tmp_path / "shop/manifest.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    assert list_experts() == ("json", "neo4j", "shop", "sql", "typescript")
 
 
 @pytest.mark.parametrize("expert", ["json", "neo4j"])  # shorter and longer rows
