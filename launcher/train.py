@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, NoReturn
 sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 # Modules that import torch are imported in functions: user errors are reported before that takes seconds.
-from launcher.core.errors import ExitCode, LauncherError, ManifestError, first_line  # noqa: E402
+from launcher.core.errors import ExitCode, InputError, LauncherError, ManifestError, first_line  # noqa: E402
 from launcher.core.file_lock import lock_run  # noqa: E402
 from launcher.core.log import configure, get_logger  # noqa: E402
 from launcher.core.processes import is_lost_rank  # noqa: E402
 from launcher.core.run_paths import RunPaths, expand_home, format_resume_command, open_run, write_files  # noqa: E402
 from launcher.hardware.launch_env import LaunchEnv, read_launch_env  # noqa: E402
-from launcher.manifest import find_manifest, load_manifest  # noqa: E402
+from launcher.manifest import find_manifest, list_experts, load_manifest  # noqa: E402
 from launcher.manifest.trust import (  # noqa: E402
     check_trust,
     grant_trust,
@@ -111,13 +111,29 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(recorder, int(ExitCode.BUG), traceback.format_exc())
 
 
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """End with a message on how accelerate starts this script."""
+        hint = "accelerate decides where it runs, by --config_file (presets: accelerate_configs/); --gpu, --strategy "
+        hint += "and --on are flags of `launcher train`; launcher/train.py --help lists those of this script"
+        if "--plan --manifest" in message:
+            message, hint = "no expert given: add --manifest EXPERT", f"known experts: {', '.join(list_experts())}; "
+            hint += "accelerate launch --config_file accelerate_configs/cpu.yaml launcher/train.py --manifest json"
+        if _is_main():
+            log.error(InputError(f"launcher/train.py: {message}", hint=hint))
+        sys.exit(int(ExitCode.WRONG_INPUT))
+
+
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser of this script."""
-    parser = argparse.ArgumentParser(prog="launcher/train.py", description=__doc__)
+    parser = _Parser(prog="launcher/train.py", description=__doc__)
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--plan", type=_parse_path, metavar="FILE", help="a plan written by `launcher train`")
     source.add_argument(
-        "--manifest", type=expand_home, metavar="FILE", help="a manifest, planned for the processes accelerate started"
+        "--manifest",
+        type=expand_home,
+        metavar="EXPERT",
+        help="an expert by name, or a manifest, planned for the processes that accelerate started",
     )
     add_trust_argument(parser)
     add_learning_arguments(parser)

@@ -45,6 +45,25 @@ def describe_missing_weights(name: str, search: Sequence[Path]) -> str:
     return f"the base model {name!r} is incomplete: {config.parent} lacks {files} of its index; download it again"
 
 
+def describe_download_error(name: str, error: BaseException) -> tuple[str, str]:
+    """Return why a base model cannot be downloaded from the Hub, and what to do, by the classes of the hub's client."""
+    kinds: set[str] = set()
+    cause: BaseException | None = error
+    while cause is not None:
+        kinds |= {kind.__name__ for kind in type(cause).__mro__}
+        cause = cause.__cause__ or cause.__context__
+    account = "`hf auth login`, or set HF_TOKEN to a token of an account that has access"
+    if "OfflineModeIsEnabled" in kinds:
+        return "HF_HUB_OFFLINE forbids downloads", "unset HF_HUB_OFFLINE"
+    if "GatedRepoError" in kinds:
+        return "the Hub wants its conditions to be accepted", f"accept them on the page of {name}, then {account}"
+    if kinds & {"RepositoryNotFoundError", "HFValidationError"}:
+        return "the Hub has no such public model", f"check the spelling of {name}; for a private model, {account}"
+    if "RevisionNotFoundError" in kinds:
+        return "the Hub has no such revision of it", "check base_models[0].revision"
+    return "the Hub cannot be reached", "check the network and, after a proxy, HTTPS_PROXY"
+
+
 def note_missing_files(name: str, search: Sequence[Path]) -> Iterator[str]:
     """Yield notes on what a local base model lacks for training: tokenizer, safetensors, weight files."""
     for describe in (describe_missing_tokenizer, describe_old_weights, describe_missing_weights):

@@ -5,20 +5,21 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from launcher.cli.run_lookup import add_run_arguments, find_finished_run, find_run, is_expert, is_run
+from launcher.cli.run_lookup import add_run_arguments, find_run_or_newest
 from launcher.cli.torch_subcommands import run_module
 from launcher.core.errors import InputError
-from launcher.core.log import get_logger
-from launcher.core.run_paths import RunPaths
 from launcher.request.flag_types import positive_int
-
-log = get_logger(__name__)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `launcher ask`."""
-    add_run_arguments(parser, "; an expert's name means its newest finished run")
-    parser.add_argument("question", metavar="QUESTION", nargs="?", help="value of the expert's prompt field")
+    add_run_arguments(parser)
+    parser.add_argument(
+        "question",
+        metavar="QUESTION",
+        nargs="?",
+        help="value of the expert's prompt field (default: that of a test row, whose answer is shown for comparison)",
+    )
     parser.add_argument("--input", metavar="TEXT", help="value of its second field, such as a schema or a context")
     parser.add_argument(
         "--system", metavar="TEXT", help="system message (default: that of the training rows, if all have the same)"
@@ -37,10 +38,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Answer the question in a separate process, which imports torch."""
-    paths = _find_run(arguments.run, Path(arguments.runs_dir))
-    if arguments.question is None and not arguments.field:
-        raise InputError("no question given", hint="launcher ask RUN 'How many?', or --field NAME=TEXT for every field")
-    words = [f"--run={paths.root}", f"--question={arguments.question or ''}"]
+    paths = find_run_or_newest(arguments.run, Path(arguments.runs_dir))
+    if arguments.question is None and not arguments.field and (arguments.input or arguments.system) is not None:
+        raise InputError("--input and --system need a question", hint="launcher ask RUN 'How many?' --input TEXT")
+    words = [f"--run={paths.root}"]
+    words += [] if arguments.question is None else [f"--question={arguments.question}"]
     words += [f"--field={word}" for word in arguments.field]
     if arguments.input is not None:
         words.append(f"--input={arguments.input}")
@@ -49,12 +51,3 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.max_new_tokens is not None:
         words.append(f"--max-new-tokens={arguments.max_new_tokens}")
     return run_module("launcher.training.inference.ask", [*words, *(["--json"] if arguments.json else [])])
-
-
-def _find_run(name: str, runs_dir: Path) -> RunPaths:
-    """Return the run that an id or a path names; for an expert's name, its newest finished run."""
-    if not name.strip() or is_run(runs_dir / name) or is_run(Path(name)) or not is_expert(name):
-        return find_run(name, runs_dir)
-    paths = find_finished_run(name, runs_dir)
-    log.info(f"asking {paths.root}, the newest finished run of {name}")
-    return paths

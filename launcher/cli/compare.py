@@ -201,3 +201,5 @@ def _write(comparison: Comparison, form: str, path: Path) -> None:
     for caution in comparison.cautions:
         if caution.level == "warning":
             print(f"warning: {caution.title} (affects {', '.join(caution.spoils)})")
+    if form == "html":
+        print(f"next: open {escape(str(path))} in a browser; it is one file, which needs no network")

@@ -24,6 +24,7 @@ log = get_logger(__name__)
 
 
 _FILE = "dashboard.json"
+_ONLINE = "`launcher dashboard` with an API key (`wandb login`) and a network creates or updates this workspace"
 _NAME = "expert launcher"
 _SECONDS = 30
 _VIEW = re.compile(r"[A-Za-z0-9]{1,40}")
@@ -135,7 +136,6 @@ def _report_result(arguments: argparse.Namespace, target: ViewTarget, result: Sa
 def _write_offline(arguments: argparse.Namespace, target: ViewTarget, reason: str) -> ExitCode:
     file = arguments.output if arguments.output is not None else _write_specification(arguments, target)
     log.info(f"nothing sent to W&B: {reason}")
-    log.info("run the same command with an API key (`wandb login`) and a network to create or update the workspace")
     _print_status(arguments, "written", specification=str(file))
     return ExitCode.DONE
 
@@ -145,6 +145,7 @@ def _print_status(arguments: argparse.Namespace, status: str, *, url: str = "", 
         print_json({"status": status, "url": url or None, "specification": specification or None})
     else:
         print(f"specification: {specification}" if specification else f"{status}: {url}")
+    log.info("next: " + (_ONLINE if specification else "open it in a browser; it shows the runs of its W&B project"))
 
 
 def _write_specification(arguments: argparse.Namespace, target: ViewTarget) -> Path:

@@ -244,10 +244,12 @@ def _gate(
 
 
 def _rows(result: EvalResult) -> Iterator[tuple[str, ...]]:
+    from launcher.judges.results import NOT_CHECKED
+
     for check in result.checks:
         mark = " (main)" if check.name == result.main_check else ""
         if check.num_judged == 0:
-            yield f"{check.title}{mark}", "-", "", "0", f"{check.checker}: no answers it can judge"
+            yield f"{check.title}{mark}", NOT_CHECKED, "", "0", check.checker
             continue
         interval = f"{format_percent(check.low)} to {format_percent(check.high)}"
         yield f"{check.title}{mark}", format_percent(check.rate), interval, f"{check.num_judged}", check.checker

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from launcher.cli.run_lookup import add_run_arguments, find_run
+from launcher.cli.run_lookup import add_run_arguments, find_run_or_newest
 from launcher.cli.torch_subcommands import run_module
 from launcher.core.run_paths import expand_home
 from launcher.request.flag_types import non_negative_int
@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Export in a separate process, which imports torch."""
-    paths = find_run(arguments.run, Path(arguments.runs_dir))
+    paths = find_run_or_newest(arguments.run, Path(arguments.runs_dir))
     values = {name: getattr(arguments, name) for name in _PASSED_ON}
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in values.items() if value is not None]
     switches = [f"--{name.replace('_', '-')}" for name in _SWITCHES if getattr(arguments, name)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -132,6 +133,8 @@ def _print_json(new_expert: NewExpert) -> None:
         "folder": str(new_expert.folder),
         "files": [str(file) for file in new_expert.files],
         "rows": proposal.num_rows,
+        "split_rows": dict(new_expert.num_split_rows),
+        "rejected_rows": proposal.num_rejected,
         "guesses": [{"what": guess.name, "value": guess.value, "why": guess.reason} for guess in proposal.guesses],
         "notes": list(proposal.notes),
         "manifest": json.loads(new_expert.manifest),
@@ -147,6 +150,16 @@ def _print_json(new_expert: NewExpert) -> None:
         "next": f"launcher train {new_expert.cli_name}",
     }
     print_json(content)
+
+
+def _describe_splits(num_rows: Mapping[str, int]) -> str:
+    """Return how many rows each split has, and what follows from an empty one."""
+    counts = [f"{name} {count:,}" for name, count in num_rows.items()]
+    if not num_rows["validation"]:
+        counts[1] += " (no loss is measured on other rows)"
+    elif not num_rows["test"]:
+        counts[2] += " (validation rows are used)"
+    return ", ".join(counts)
 
 
 def _describe_format(source: FileSource) -> str:
@@ -165,7 +178,8 @@ def print_new_expert(new_expert: NewExpert) -> None:
     proposal = new_expert.proposal
     source, mask = proposal.profile.source, proposal.mask
     about = "" if proposal.profile.is_complete else "about "
-    print(f"{escape(str(source.path))}: {about}{proposal.num_rows:,} rows ({_describe_format(source)})\n")
+    print(f"{escape(str(source.path))}: {about}{proposal.num_rows:,} usable rows ({_describe_format(source)})")
+    print(f"rows: {_describe_splits(new_expert.num_split_rows)}; rejected {proposal.num_rejected:,}\n")
     rows = [(guess.name, guess.value, guess.reason) for guess in proposal.guesses]
     print_table(("setting", "value", "reason"), rows, styles=("cyan", "bold", ""))
     for note in proposal.notes:
@@ -206,8 +220,10 @@ def _print_next_steps(new_expert: NewExpert) -> None:
         return
     names = ", ".join(str(file.relative_to(new_expert.folder)) for file in new_expert.files)
     print(f"\nWritten to {folder}/: {names}. The manifest is valid and can be planned.")
-    if len(new_expert.files) > 1:
-        print("(sample/ holds some of your rows: without a GPU, the smoke profile trains and evaluates on them.)")
+    sample = {file.stem: len(file.read_bytes().splitlines()) for file in new_expert.files if file.suffix == ".jsonl"}
+    if sample:
+        counts = ", ".join(f"{count:,} for {name}" for name, count in sample.items())
+        print(f"(sample/ has some of your rows, {counts}: without a GPU, the smoke profile uses only them.)")
     quoted = shlex.quote(new_expert.cli_name)
     print(f"Next:  launcher train {quoted}")
     print(f"       launcher plan {quoted} --gpu rtx4090    # every decision, for any GPU of the catalogue")

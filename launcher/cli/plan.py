@@ -40,13 +40,10 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     return ExitCode.DONE
 
 
-_DECIDERS = {"manifest": "manifest", "plan": "", "command line": "flag", "hardware": "hardware", "user": "you"}
-
-
 def print_plan(plan: Plan) -> None:
     """Print a plan to stdout."""
     print(f"{plan.expert} on {escape(format_hardware(plan.hardware))}\n")
-    rows = [(d.name, d.value, d.reason, _DECIDERS[d.decided_by]) for d in plan.decisions]
+    rows = [(d.name, d.value, d.reason, d.decided_by) for d in plan.decisions]
     print_table(("setting", "value", "why", "decided by"), rows, styles=("cyan", "bold", "", "dim"))
     for note in plan.notes:
         print(f"note: {escape(note)}")

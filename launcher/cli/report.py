@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from launcher.cli.run_lookup import add_run_arguments, find_run
+from launcher.cli.run_lookup import add_run_arguments, find_run_or_newest
 from launcher.cli.tables import print_json
 from launcher.core.errors import ExitCode
 from launcher.core.log import get_logger
@@ -27,7 +27,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     from launcher.analysis.report import make_report
     from launcher.core.run_paths import write_text_atomically
 
-    paths = find_run(arguments.run, Path(arguments.runs_dir))
+    paths = find_run_or_newest(arguments.run, Path(arguments.runs_dir))
     text = make_report(paths)
     if arguments.write:
         write_text_atomically(paths.report, text)

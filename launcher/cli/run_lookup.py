@@ -6,15 +6,21 @@ import argparse
 from pathlib import Path
 
 from launcher.core.errors import InputError, ManifestError, Problem
+from launcher.core.log import get_logger
 from launcher.core.run_paths import FIND_ELSEWHERE, RunPaths, expand_home, open_run
+
+log = get_logger(__name__)
 
 _SHOWN_RUNS = 5
 
 
-def add_run_arguments(parser: argparse.ArgumentParser, more: str = "") -> None:
-    """Add RUN and --runs-dir."""
+def add_run_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add RUN and --runs-dir, for find_run_or_newest."""
     parser.add_argument(
-        "run", type=expand_home, metavar="RUN", help=f"a run by its id, or the path of its directory{more}"
+        "run",
+        type=expand_home,
+        metavar="RUN",
+        help="a run by its id, or the path of its directory; an expert's name means its newest finished run",
     )
     add_runs_dir(parser)
 
@@ -71,6 +77,15 @@ def is_expert(name: str) -> bool:
         return False
 
 
+def find_run_or_newest(name: str, runs_dir: Path) -> RunPaths:
+    """Return the run that an id or a path names; for an expert's name, its newest finished run, which is logged."""
+    if not name.strip() or is_run(runs_dir / name) or is_run(Path(name)) or not is_expert(name):
+        return find_run(name, runs_dir)
+    paths = find_finished_run(name, runs_dir)
+    log.info(f"using {paths.root}, the newest finished run of {name}")
+    return paths
+
+
 def find_run(name: str, runs_dir: Path) -> RunPaths:
     """Return the run with this id or path; if there is none, raise InputError with a list of the newest runs."""
     from launcher.manifest.parse_json import shorten
@@ -83,6 +98,10 @@ def find_run(name: str, runs_dir: Path) -> RunPaths:
     shown = repr(shorten(name))
     title = f"{shown} is not a run directory: it has no plan.json" if exists else f"no run called {shown}"
     runs, folder = list_runs(runs_dir), runs_dir.absolute()
+    if is_expert(name):
+        expert = resolve_expert_name(name)
+        title = f"{shown} is an expert: name one of its runs"
+        runs = [paths for paths in runs if load_expert_name(paths) == expert] or runs
     if not runs:
         raise InputError(title, hint=f"{folder} has no runs; `launcher train EXPERT` creates one; {FIND_ELSEWHERE}")
     newest = tuple(Problem(where=paths.run_id, what=_describe(paths)) for paths in runs[:_SHOWN_RUNS])

@@ -151,13 +151,13 @@ def _complete(job: JobOptions, planned: PlannedRun, arguments: argparse.Namespac
     """Add to a job's options what containers need besides the plan: the expert's folder, and flags of this command."""
     if arguments.verify:
         raise InputError("--verify trains recorded steps again on this machine: it cannot be used with --on")
-    if job.target == "slurm":
-        return job
     if planned.plan.hardware.gpu is None and planned.request.cpu_ranks_per_node is None:
         raise InputError(
-            f"--on {job.target}: this machine has no GPU, and the plan is for this machine",
-            hint="name the GPUs of the nodes, such as --gpu h100 --gpus 8 --nodes 2",
+            f"--on {job.target}: this machine has no GPU, and without --gpu the plan is for this machine",
+            hint="name type and number of a node's GPUs, such as --gpu h100 --gpus 8; --nodes 2 for two nodes",
         )
+    if job.target == "slurm":
+        return job
     manifest = planned.loaded.path
     is_installed = manifest.is_absolute() and not Path(planned.request.expert).is_absolute()  # the image has it, too
     return replace(
@@ -223,9 +223,18 @@ def _start(
     else:
         print(f"run directory: {paths.root}")
         if outcome.exit_code == ExitCode.DONE:
-            command = f"{_find_program()} report {shlex.quote(str(paths.root))}"
-            print(f"next: {command} prints the results and what to do next")
+            print(_describe_next(paths, has_model=not planned.plan.random_weights))
     return ExitCode.RUN_FAILED if outcome.exit_code is None else outcome.exit_code
+
+
+def _describe_next(paths: RunPaths, *, has_model: bool) -> str:
+    """Return commands for a finished run, which can be copied as they are."""
+    verbs = {"report": "the results, and how to reproduce them"}
+    if has_model:
+        verbs |= {"ask": "its answer to a held-out row", "export": "one model for other programs"}
+    commands = {f"{_find_program()} {verb} {shlex.quote(str(paths.root))}": what for verb, what in verbs.items()}
+    width = max(map(len, commands))
+    return "\n".join(("\nnext:", *(f"  {command:<{width}}  # {what}" for command, what in commands.items())))
 
 
 def _find_program() -> str:

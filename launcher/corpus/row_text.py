@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import math
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
 from launcher.corpus.rows import Json, Row, RowFault
+from launcher.manifest.dataset import FieldMapping
 from launcher.manifest.suggest import find_closest
 
 _FORMAT_PART = re.compile(r"\{\{|\}\}|\{([^{}]+)\}|[{}]")
@@ -178,3 +180,12 @@ def is_encodable(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+def format_question(mapping: FieldMapping) -> str:
+    """Return example arguments of `launcher ask`: a question, or one --field flag for each field of the prompt."""
+    texts = [parse_row_text(text, ()) for text in (mapping.instruction, mapping.input, mapping.system) if text]
+    if not texts or len(list_columns(texts[0])) == 1:
+        return "'your question'" + (f" --input {shlex.quote(f'its {mapping.input}')}" if mapping.input else "")
+    names = dict.fromkeys(name for text in texts for name in list_columns(text))
+    return " ".join(f"--field {shlex.quote(f'{name}=...')}" for name in names)

@@ -13,6 +13,7 @@ _NETWORK = frozenset(
     {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "ceph", "glusterfs", "lustre", "beegfs", "fuse.sshfs", "virtiofs"}
 )
 _MEMORY = frozenset({"tmpfs", "ramfs"})
+_VIRTUAL_DISKS = ("vd", "xvd")  # of KVM and Xen: they report that they rotate, whatever the host stores them on
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,6 +70,8 @@ def _find_kind(path: Path, filesystem: str, root: Path) -> StorageKind:
     block = (root / f"sys/dev/block/{os.major(device)}:{os.minor(device)}").resolve()
     if "nvme" in block.name:
         return "nvme"
+    if block.name.startswith(_VIRTUAL_DISKS):
+        return "unknown"
     for folder in (block, block.parent):  # a partition has no queue
         try:
             spins = (folder / "queue/rotational").read_text().strip()

@@ -13,6 +13,7 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer, processors
 
 from launcher.base_models.catalogue import TINY_BASE_FOLDER, TINY_BASE_NAME, find_config
+from launcher.base_models.missing_files import describe_download_error
 from launcher.core.errors import InputError, first_line
 from launcher.plan.model import Plan
 
@@ -267,8 +268,9 @@ def _download(base: str, config: Path | None) -> Path:
         where = (
             f"{config.parent} has no tokenizer.json" if config is not None else "no local folder of that name was found"
         )
+        why, way_out = describe_download_error(base, error)
         raise InputError(
-            f"the tokenizer of {base} is not on this machine ({where}), and the hub cannot be reached",
-            hint="set base_models[0].name or LAUNCHER_MODELS_DIR to a folder with tokenizer.json, or prepare on a "
-            f"machine with network access; the hub client reports: {first_line(error)}",
+            f"the tokenizer of {base} is not on this machine ({where}), and {why}",
+            hint=f"{way_out}; or set base_models[0].name or LAUNCHER_MODELS_DIR to a folder with tokenizer.json; "
+            f"the Hub's client reports: {first_line(error)}",
         ) from None

@@ -141,7 +141,13 @@ def _find_stage(environment: Mapping[str, str]) -> Strategy:
         try:
             config = json.loads(Path(file).read_text(encoding="utf-8"))
             stage = config["zero_optimization"]["stage"]
-        except (OSError, ValueError, KeyError, TypeError):
+        except OSError as error:
+            raise InputError(
+                f"{file}: the DeepSpeed config that the accelerate config names cannot be read: {error.strerror}",
+                hint="its path is relative to the current folder: run accelerate launch in the project root, or set "
+                "deepspeed_config_file to an absolute path",
+            ) from None
+        except (ValueError, KeyError, TypeError):
             raise InputError(
                 f"{file}: the DeepSpeed config is not readable JSON with a zero_optimization.stage",
                 hint="set the stage to 1, 2 or 3 in this file, or name another one in the accelerate config",

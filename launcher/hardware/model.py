@@ -174,18 +174,26 @@ def make_hardware(
 
 
 _SMALLEST_LIMIT_MIB = 4096
+# Drivers report up to 7 % less than the size in a GPU's name: 23.988 GiB of an RTX 4090, 22.5 GiB of an L4 with 24 GB.
+_MAX_NOMINAL_EXCESS = 1.07
 
 
 def limit_vram(hardware: Hardware, limit_mib: int | None) -> Hardware:
-    """Return the hardware with its GPU limited to `limit_mib`, to rehearse a smaller GPU on a larger one."""
-    if limit_mib is None:
-        return hardware
+    """Return the hardware with its GPU limited to `limit_mib`, to rehearse a smaller GPU on a larger one.
+
+    The size in the name of the GPU is no limit: all that the driver reports may be used.
+    """
     gpu = hardware.gpu
-    if gpu is None:
+    if limit_mib is not None and gpu is None:
         raise InputError("--vram-limit: this machine has no GPU", hint="--gpu NAME plans for a GPU of the catalogue")
+    if limit_mib is None or gpu is None or gpu.memory_mib <= limit_mib <= gpu.memory_mib * _MAX_NOMINAL_EXCESS:
+        return hardware
     if not _SMALLEST_LIMIT_MIB <= limit_mib <= gpu.memory_mib:
-        most = format_gib(gpu.memory_bytes)
-        raise InputError(f"--vram-limit: give a size between 4 GiB and {most}, the memory of a {gpu.title}")
+        raise InputError(
+            f"--vram-limit {limit_mib / 1024:g}GiB: give a size between 4GiB and {gpu.memory_mib}MiB, the memory of a "
+            f"{gpu.title}",
+            hint="a number without a unit is in GiB; without --vram-limit, all free memory is used",
+        )
     free = hardware.free_vram_mib
     update = {
         "gpu": gpu.model_copy(update={"memory_mib": limit_mib}),

@@ -88,8 +88,9 @@ def open_judge(manifest: Manifest) -> Judge:
     if name is None:
         raise InputError(
             f"{manifest.name}: no judge for this expert's answers",
-            hint=f"set evaluation.judge to {', '.join(_BUILT_IN)} or package.module:Class, or "
-            "evaluation.judge_command to a program that reads and writes one JSON object per line",
+            hint='add "evaluation": {"judge": "exact_match"} to the manifest to compare texts; evaluation.judge may '
+            f"also be {', '.join(_BUILT_IN)} or package.module:Class, and evaluation.judge_command a program that "
+            "reads and writes one JSON object per line",
         )
     return open_judge_by_name(name)
 

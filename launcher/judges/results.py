@@ -35,6 +35,10 @@ class CheckResult(Frozen):
         return self.num_passed / self.num_judged if self.num_judged else 0.0
 
 
+# Instead of a rate, for a check that applies to none of the evaluated rows.
+NOT_CHECKED = "not checked: no rows"
+
+
 class AnswerResult(Frozen):
     """One generated answer and its verdict."""
 

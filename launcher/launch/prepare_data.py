@@ -27,8 +27,10 @@ from launcher.request.request import PlannedRun, Request, base_folders, plan_req
 
 # Prepared data does not depend on the hardware, but a plan needs some.
 _ANY_GPU = "h100"
-_PROFILES: tuple[Profile, ...] = ("full", "smoke")
-_ANY_LENGTH = 512  # neither does it depend on the length of rows, and counting tokens takes most of the time
+# Counting tokens takes most of the time of a plan. Data depends on their number only in the smoke profile, where it
+# decides the maximum length.
+_ANY_LENGTH = 512
+_PROFILES: dict[Profile, int | None] = {"full": _ANY_LENGTH, "smoke": None}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,11 +65,9 @@ def take_inventory() -> DataInventory:
 def _plan_profiles(expert: str) -> list[PlannedRun]:
     """Plan an expert's full and smoke profiles; skip errors: a broken manifest must not hide other experts' data."""
     plans = []
-    for profile in _PROFILES:
+    for profile, length in _PROFILES.items():
         with suppress(LauncherError):
-            plans.append(
-                plan_request(Request(expert=expert, gpu=_ANY_GPU, profile=profile, tokens_per_row=_ANY_LENGTH))
-            )
+            plans.append(plan_request(Request(expert=expert, gpu=_ANY_GPU, profile=profile, tokens_per_row=length)))
     return plans
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from typing import NamedTuple, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -157,6 +157,10 @@ def _list_key_paths(model: type[BaseModel], path: str = "") -> dict[str, str]:
         section = field.annotation
         if isinstance(section, type) and issubclass(section, BaseModel):
             paths = _list_key_paths(section, paths[name]) | paths
+    for name, field in model.model_fields.items():
+        if get_origin(field.annotation) is tuple:  # a list, such as base_models
+            for entry in find_models(field.annotation):
+                paths |= {key: f"{paths[name]}.0.{key}" for key in entry.model_fields if key not in paths}
     return paths
 
 

@@ -6,7 +6,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,6 +42,7 @@ class NewExpert:
     proposal: Proposal
     plan: PlannedRun | None  # for this machine; None: it does not fit, and a note says why
     cli_name: str  # argument for `launcher train`
+    num_split_rows: Mapping[str, int]  # usable rows for training, validation and test
 
 
 def create_expert(
@@ -83,7 +84,14 @@ def create_expert(
         proposal, planned = _plan(staging / MANIFEST, proposal)
         files = () if dry_run else _move_into_place(staging, folder, tuple(texts))
     return NewExpert(
-        expert=expert, folder=folder, manifest=text, files=files, proposal=proposal, plan=planned, cli_name=cli_name
+        expert=expert,
+        folder=folder,
+        manifest=text,
+        files=files,
+        proposal=proposal,
+        plan=planned,
+        cli_name=cli_name,
+        num_split_rows=proposal.count_split_rows({name: len(split.rows) for name, split in splits.items()}),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -65,6 +65,7 @@ class Proposal:
     hyperparameters: Hyperparameters
     num_rows: int  # usable
     num_usable: int  # of the rows that were read
+    num_rejected: int  # of the rows that were read
     num_validation: int | None  # rows split off for validation; None: a file is given, or no split is possible
     mask: Mask
     notes: tuple[str, ...]
@@ -73,6 +74,12 @@ class Proposal:
     def has_validation(self) -> bool:
         """Whether there is a validation split."""
         return self.num_validation is not None or self.options.validation is not None
+
+    def count_split_rows(self, num_given: Mapping[str, int]) -> dict[str, int]:
+        """Return the usable rows of each split; `num_given`: of the files of --validation and --test."""
+        share = 0.0 if "validation" in num_given else (self.num_validation or 0) / self.num_usable
+        cut = round(share * self.num_rows)
+        return {"training": self.num_rows - cut, "validation": cut, "test": 0, **num_given}
 
     @property
     def guesses(self) -> tuple[Guess, ...]:
@@ -171,6 +178,7 @@ def make_proposal(profile: RowProfile, options: Options, base_folders: tuple[Pat
         hyperparameters=sizes,
         num_rows=num_rows,
         num_usable=len(documents),
+        num_rejected=len(profile.bad_rows) + len(profile.rows) - len(documents),
         num_validation=num_validation if 1 <= num_validation <= _MAX_VALIDATION_SHARE * len(documents) else None,
         mask=make_mask(documents, tokenizer, base.name, template, sizes.max_seq_length),
         notes=(*notes, *(language.notes if language else ())),

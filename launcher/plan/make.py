@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from launcher import __version__
 from launcher.base_models.shapes import ModelShape
-from launcher.core.errors import ManifestError
+from launcher.core.errors import InputError, ManifestError
 from launcher.core.units import format_gib
 from launcher.hardware.model import Hardware
 from launcher.manifest.load import manifest_sha256
@@ -79,19 +79,33 @@ class _Choice:
 
 
 def _choose(context: PlanContext) -> tuple[_Choice, Layout]:
-    """Return the first settings that fit without DeepSpeed offloading, else those with it, or raise DoesNotFitError."""
+    """Return the settings and the layout of the plan, or raise DoesNotFitError."""
+    choice = _find_choice(context)
+    if choice.layout is None:
+        raise make_does_not_fit_error(context, choice.inputs, choice.candidates, _find_layout)
+    return choice, choice.layout
+
+
+def _find_layout(context: PlanContext) -> Layout | None:
+    """Return the layout of the plan; None if none fits, or if its settings are not supported."""
+    try:
+        return _find_choice(context).layout
+    except (InputError, ManifestError):
+        return None
+
+
+def _find_choice(context: PlanContext) -> _Choice:
+    """Return the first settings that fit without DeepSpeed offloading, else those with it, else those requested."""
     settings = apply_requests(context, decide_model_settings(context))
     first = _search(context, settings)
     if first.layout is not None and first.layout.offload == "none":
-        return first, first.layout
+        return first
     needed = estimate_layout_memory(first.inputs, leanest_layout(first.inputs)).total_bytes
     for leaner in iterate_leaner_settings(context, settings, needed - first.inputs.budget.usable_bytes):
         choice = _search(context, leaner)
         if choice.layout is not None:
-            return choice, choice.layout
-    if first.layout is None:
-        raise make_does_not_fit_error(first.inputs, first.candidates)
-    return first, first.layout
+            return choice
+    return first
 
 
 def _search(context: PlanContext, settings: ModelSettings) -> _Choice:

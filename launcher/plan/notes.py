@@ -135,12 +135,14 @@ def _describe_small_epoch(context: PlanContext) -> Iterator[str]:
 
 def _describe_long_warmup(context: PlanContext) -> Iterator[str]:
     config, steps = context.config, estimate_run_length(context).num_steps
+    if context.is_smoke and "training.config.warmup_steps" not in context.options.overridden_keys:
+        return  # a trial of few steps with the profile's own warm-up
     if config.warmup_ratio is None and steps is not None and config.warmup_steps >= steps > 1:
         peak = config.learning_rate * (steps - 1) / config.warmup_steps
         yield (
-            f"the warm-up of {config.warmup_steps:,} steps does not end in this run of {steps:,}: the learning rate "
-            f"reaches only {peak:.2g} of {config.learning_rate:g}; "
-            f"--set training.config.warmup_steps={max(1, steps // 20)} warms up for a twentieth"
+            f"all {steps:,} steps of this run are warm-up (warmup_steps is {config.warmup_steps:,}): the learning rate "
+            f"only rises, to {peak:.2g} instead of {config.learning_rate:g}; unless this is a trial, add "
+            f"--set training.config.warmup_steps={max(1, steps // 20)}"
         )
 
 

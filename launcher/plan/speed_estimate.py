@@ -105,12 +105,12 @@ def _useful_tokens(context: PlanContext) -> float:
 
 def _unknown(context: PlanContext) -> SpeedPlan:
     on_cpu = context.gpu is None
-    reason = "on a CPU; the first steps will show it" if on_cpu else "the peak of this GPU is unknown"
+    reason = "a first run measures the speed of this CPU" if on_cpu else "the peak of this GPU is unknown"
     return SpeedPlan(
         price_per_gpu_hour=_get_price_per_gpu(context),
         price_per_node_hour=context.options.price_per_node_hour,
         currency=context.options.currency,
-        confidence=f"no estimate{' ' if on_cpu else ': '}{reason}",
+        confidence=f"no estimate: {reason}",
     )
 
 

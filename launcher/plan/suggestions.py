@@ -3,30 +3,36 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import product
+from math import ceil
+from typing import Any
 
 from launcher.core.choices import EIGHT_BIT_OPTIMIZERS
 from launcher.core.errors import DoesNotFitError, Problem
 from launcher.core.units import GIB, format_gib
 from launcher.hardware.gpu_catalogue import GPUS
 from launcher.hardware.model import Gpu, Hardware
+from launcher.plan.context import PlanContext
 from launcher.plan.estimate.memory import MemoryEstimate
-from launcher.plan.estimate.memory.recipe import count_trainable
-from launcher.plan.memory_budget import CPU_HEADROOM, LEVELS, SearchInputs, make_budget
-from launcher.plan.search import estimate_layout_memory, find_best_layout, leanest_layout
+from launcher.plan.memory_budget import CPU_HEADROOM, SearchInputs, make_budget
+from launcher.plan.search import Layout, estimate_layout_memory, find_best_layout, leanest_layout
 from launcher.plan.strategy import Candidate
 
 _MIN_SEQUENCE_LENGTH = 256
 
+FindLayout = Callable[[PlanContext], Layout | None]  # with all decisions of a plan; None if nothing fits
 
-def make_does_not_fit_error(inputs: SearchInputs, candidates: tuple[Candidate, ...]) -> DoesNotFitError:
+
+def make_does_not_fit_error(
+    context: PlanContext, inputs: SearchInputs, candidates: tuple[Candidate, ...], find_layout: FindLayout
+) -> DoesNotFitError:
     """Return the error if no layout fits, with the terms of the smallest memory estimate and settings that fit."""
     attempts = [estimate_layout_memory(inputs, leanest_layout(inputs, candidate)) for candidate in candidates]
     leanest = min(attempts, key=lambda memory: memory.total_bytes)
     terms = tuple(Problem(where=term.name, what=format_gib(term.num_bytes)) for term in leanest.terms if term.num_bytes)
-    suggestions = list(_suggest(inputs, candidates, leanest))
+    suggestions = list(_suggest(context, inputs, leanest, find_layout))
     return DoesNotFitError(
         _format_title(inputs, leanest),
         terms,
@@ -53,43 +59,60 @@ def _host_bytes(inputs: SearchInputs, memory: MemoryEstimate) -> int:
     return memory.host_bytes * max(1, inputs.hardware.gpus_per_node)
 
 
-def _suggest(inputs: SearchInputs, candidates: tuple[Candidate, ...], leanest: MemoryEstimate) -> Iterator[str]:
-    free_gpu = replace(inputs.budget, free_bytes=inputs.budget.device_bytes)
-    if free_gpu != inputs.budget and find_best_layout(replace(inputs, budget=free_gpu), candidates):
+def _suggest(
+    context: PlanContext, inputs: SearchInputs, leanest: MemoryEstimate, find_layout: FindLayout
+) -> Iterator[str]:
+    """Yield settings with which the complete plan fits, so that a user who follows one gets a plan."""
+    hardware = context.hardware
+    if hardware.free_vram_mib is not None and find_layout(_on(context, hardware, free_vram_mib=None)):
         yield "it fits once the other processes have ended"
     if leanest.total_bytes <= inputs.budget.usable_bytes:
-        needed = _host_bytes(inputs, leanest) / (1 - CPU_HEADROOM)
-        yield f"--ram {needed / GIB:.0f} fits, if each node has that many GiB"
-    if inputs.levels[-1] != "full" and find_best_layout(replace(inputs, levels=LEVELS), candidates):
+        needed = ceil(_host_bytes(inputs, leanest) / (1 - CPU_HEADROOM) / GIB)
+        if find_layout(_on(context, hardware, ram_gib_per_node=needed)):
+            yield f"--ram {needed} fits, if each node has that many GiB"
+    if inputs.levels[-1] != "full" and find_layout(_with(context, gradient_checkpointing=True)):
         yield "gradient_checkpointing true fits, or let the plan decide"
-    yield from _suggest_smaller_training(inputs)
-    if shorter := _find_shorter_sequence(inputs, candidates):
+    yield from _suggest_smaller_training(context, inputs, find_layout)
+    if shorter := _find_shorter_sequence(context, find_layout):
         yield f"max_seq_length {shorter} fits"
-    if more := _find_more_gpus(inputs):
+    if more := _find_more_gpus(context, find_layout):
         yield f"{more} fits (sharded)"
-    if larger := _find_larger_gpu(inputs, candidates):
+    if larger := _find_larger_gpu(context, find_layout):
         yield f"--gpu {larger.key} fits ({format_gib(larger.memory_bytes)})"
 
 
-def _suggest_smaller_training(inputs: SearchInputs) -> Iterator[str]:
+def _with(context: PlanContext, **changes: Any) -> PlanContext:
+    """Return the inputs of a plan with other keys of training.config."""
+    return replace(context, config=context.config.model_copy(update=changes))
+
+
+def _on(context: PlanContext, hardware: Hardware, **changes: Any) -> PlanContext:
+    """Return the inputs of a plan for other hardware. A remembered OOM applies to the same GPU model only."""
+    changed = hardware.model_copy(update=changes)
+    options = context.options if changed.gpu == context.gpu else replace(context.options, oom_bytes=None)
+    return replace(context, hardware=changed, options=options)
+
+
+def _with_int4(context: PlanContext) -> PlanContext:
+    """Return the inputs of a plan with a base quantized to 4 bits."""
+    first, *others = context.manifest.base_models
+    models = (first.model_copy(update={"quantization": "int4"}), *others)
+    return replace(context, manifest=context.manifest.model_copy(update={"base_models": models}))
+
+
+def _suggest_smaller_training(context: PlanContext, inputs: SearchInputs, find_layout: FindLayout) -> Iterator[str]:
     """Suggest an adapter instead of full fine-tuning, a quantized base, or both."""
-    recipe = inputs.recipe
-    if recipe.adapter != "full":
-        if fits_with_int4(inputs):
-            yield "base_models[0].quantization int4 fits"
-        return
-    if leaner := find_leaner_full(inputs) or _find_sharded_full(inputs):
-        yield f"{leaner} fits"
-    targets = tuple(linear.name for linear in inputs.shape.linears)
-    lora = replace(
-        inputs,
-        recipe=replace(recipe, adapter="lora", rank=16, base_dtype=recipe.compute_dtype, target_modules=targets),
-        gradient_bytes=4.0 * count_trainable(inputs.shape, "lora", 16, targets),
-    )
-    if find_best_layout(lora, list_candidates_without_offload(inputs)):
-        yield "adapter_type lora fits"
-    elif fits_with_int4(lora):
-        yield "adapter_type lora with base_models[0].quantization int4 fits"
+    adapter = ""
+    if inputs.recipe.adapter == "full":
+        if leaner := find_leaner_full(inputs) or _find_sharded_full(inputs):
+            yield f"{leaner} fits"
+        context, adapter = _with(context, adapter_type="lora"), "adapter_type lora"
+        if (layout := find_layout(context)) and layout.offload == "none":
+            yield f"{adapter} fits"
+            return
+    if inputs.recipe.quantization != "int4" and inputs.recipe.on_gpu and (layout := find_layout(_with_int4(context))):
+        offloaded = "" if layout.offload == "none" else ", with the optimizer in CPU memory"
+        yield f"{adapter}{' with ' if adapter else ''}base_models[0].quantization int4 fits{offloaded}"
 
 
 def _find_sharded_full(inputs: SearchInputs) -> str:
@@ -149,29 +172,29 @@ def fits_with_int4(inputs: SearchInputs) -> bool:
     return find_best_layout(quantized, list_candidates_without_offload(quantized)) is not None
 
 
-def _find_shorter_sequence(inputs: SearchInputs, candidates: tuple[Candidate, ...]) -> int | None:
-    length = inputs.recipe.sequence_length // 2
+def _find_shorter_sequence(context: PlanContext, find_layout: FindLayout) -> int | None:
+    length = context.config.max_seq_length // 2
     while length >= _MIN_SEQUENCE_LENGTH:
-        if find_best_layout(replace(inputs, recipe=replace(inputs.recipe, sequence_length=length)), candidates):
+        if find_layout(_with(context, max_seq_length=length)):
             return length
         length //= 2
     return None
 
 
-def _find_more_gpus(inputs: SearchInputs) -> str | None:
-    hardware = inputs.hardware
-    if hardware.gpu is None or inputs.recipe.optimizer in EIGHT_BIT_OPTIMIZERS or inputs.recipe.optimizer_in_bwd:
+def _find_more_gpus(context: PlanContext, find_layout: FindLayout) -> str | None:
+    hardware = context.hardware
+    if hardware.gpu is None:
         return None
     for gpus, nodes in ((2, 1), (4, 1), (8, 1), (8, 2), (8, 4)):
         if gpus >= hardware.gpus_per_node and nodes >= hardware.nodes and gpus * nodes > hardware.num_ranks:
-            larger = move_to_hardware(inputs, hardware.model_copy(update={"gpus_per_node": gpus, "nodes": nodes}))
-            if find_best_layout(larger, list_candidates_without_offload(larger)):
+            layout = find_layout(_on(context, hardware, gpus_per_node=gpus, nodes=nodes))
+            if layout is not None and layout.offload == "none":
                 return f"--gpus {gpus}" + (f" --nodes {nodes}" if nodes > 1 else "")
     return None
 
 
-def _find_larger_gpu(inputs: SearchInputs, candidates: tuple[Candidate, ...]) -> Gpu | None:
-    here = inputs.hardware.gpu
+def _find_larger_gpu(context: PlanContext, find_layout: FindLayout) -> Gpu | None:
+    here = context.gpu
     if here is None:
         return None
     tried = {here.memory_mib}
@@ -179,8 +202,7 @@ def _find_larger_gpu(inputs: SearchInputs, candidates: tuple[Candidate, ...]) ->
         is_larger = gpu.memory_mib > max(tried) and gpu.has_bf16 == here.has_bf16
         if is_larger and "laptop" not in gpu.key:
             tried.add(gpu.memory_mib)
-            hardware = inputs.hardware.model_copy(update={"gpu": gpu, "free_vram_mib": None})
-            if find_best_layout(move_to_hardware(inputs, hardware), candidates):
+            if find_layout(_on(context, context.hardware, gpu=gpu, free_vram_mib=None)):
                 return gpu
     return None
 

@@ -82,7 +82,8 @@ def add_hardware_arguments(parser: argparse.ArgumentParser) -> None:
         "--vram-limit",
         type=types.vram_mib,
         metavar="SIZE",
-        help="plan for, and use, at most this much memory per GPU: 24GiB simulates an RTX 4090 on a larger GPU",
+        help="plan for, and use, at most this much memory per GPU, in GiB or with a unit: 24GiB simulates an RTX 4090 "
+        "on a larger GPU",
     )
     group.add_argument("--gpus", type=types.positive_int, metavar="N", help="GPUs per node")
     group.add_argument("--nodes", type=types.positive_int, default=1, metavar="N", help="nodes (default 1)")

@@ -26,8 +26,9 @@ from launcher.core.run_paths import (
     open_run,
 )
 from launcher.hardware.model import Hardware
-from launcher.manifest import Manifest, find_manifest
+from launcher.manifest import Manifest, find_manifest, load_manifest
 from launcher.manifest.trust import check_trust
+from launcher.plan import load_plan
 from launcher.request.request import PlannedRun, format_request, load_request
 from launcher.runs.record import load_outcome
 
@@ -59,6 +60,7 @@ def find_run_to_resume(runs_dir: Path, name: str, expert: str) -> RunPaths:
             newest = f"has the runs {', '.join(sorted(names)[-5:])}" if names else "has no runs"
             hint = f"{runs_dir.absolute()} {newest}; {FIND_ELSEWHERE}"
             raise InputError(f"{paths.root} cannot be resumed: {what}", hint=hint)
+        _check_expert(paths, expert)
         return _check_links(paths)
     manifest = find_manifest(expert)
     runs = [run for run in map(RunPaths, _list_folders(runs_dir)) if _is_unfinished(run, manifest)]
@@ -68,6 +70,18 @@ def find_run_to_resume(runs_dir: Path, name: str, expert: str) -> RunPaths:
             hint="--resume RUN chooses a run; without --resume a new run starts",
         )
     return _check_links(max(runs, key=lambda run: run.request.stat().st_mtime))
+
+
+def _check_expert(paths: RunPaths, expert: str) -> None:
+    """Raise InputError if a run trains another expert than the one named; an unreadable plan is reported later."""
+    trained = None
+    with suppress(InputError):
+        trained = load_plan(paths.plan).expert
+    if expert and trained not in (None, load_manifest(find_manifest(expert)).manifest.expert):
+        raise InputError(
+            f"{paths.root} is a run of {trained}, not of {expert}",
+            hint=f"name {trained} to resume it; without --resume, a new run of {expert} starts",
+        )
 
 
 def _check_links(paths: RunPaths) -> RunPaths:

@@ -85,7 +85,7 @@ def format_oom_error(error: BaseException, plan: Plan) -> str:
         lines.append("OOM fallbacks, in order (global batch unchanged):")
         lines += [f"  {number}. {fallback.action}" for number, fallback in enumerate(plan.oom_fallbacks, 1)]
     else:
-        lines.append("no fallback is left: use a smaller base, int4, a shorter max_seq_length, or more GPUs")
+        lines.append(f"no fallback is left: `launcher plan {plan.expert}` takes this into account and says what fits")
     return "\n".join(lines)
 
 

@@ -16,6 +16,7 @@ WALK_THROUGH = (
     "launcher train shop --run-id first",
     "launcher report first",
     "launcher doctor --run first --quick",
+    "launcher ask first",
     'launcher ask first "List the name of products with price of at most 20." '
     '--input "CREATE TABLE products (id INTEGER PRIMARY KEY, name TEXT NOT NULL, price REAL NOT NULL);"',
     "launcher eval shop --run first --rows 40",

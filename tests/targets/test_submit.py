@@ -85,12 +85,13 @@ def test_missing_program_is_named_before_anything_is_written(
     assert not (project / "runs").exists()
 
 
+@pytest.mark.parametrize("target", [("--on", "slurm"), ("--image", IMAGE, *TARGETS["dstack"])], ids=" ".join)
 def test_plan_for_a_machine_without_a_gpu_is_not_submitted(
-    project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, target: tuple[str, ...]
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert main(["train", "neo4j", "--image", IMAGE, *TARGETS["dstack"], "--dry-run"]) == 2
-    assert "name the GPUs of the nodes, such as --gpu h100" in capsys.readouterr().err
+    assert main(["train", "neo4j", *target, "--dry-run"]) == 2
+    assert "such as --gpu h100 --gpus 8" in capsys.readouterr().err
     assert not (project / "runs").exists()
 
 

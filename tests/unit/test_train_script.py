@@ -16,7 +16,7 @@ from launcher.core.metrics import load_metrics
 from launcher.core.processes import is_lost_rank
 from launcher.core.run_paths import RunPaths
 from launcher.runs.record import load_outcome
-from launcher.train import is_lost_worker, is_out_of_memory
+from launcher.train import is_lost_worker, is_out_of_memory, make_parser
 from launcher.train import run as run_training
 from tests.conftest import ROOT, WriteManifest
 from tests.forked_python import run_python
@@ -34,6 +34,26 @@ def test_a_wrong_manifest_is_reported_first(write_manifest: WriteManifest) -> No
     assert result.returncode == ExitCode.WRONG_INPUT
     assert "training.config.rank: must be at least 1, not 0" in result.stderr
     assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said", "hint"),
+    [
+        ((), "no expert given: add --manifest EXPERT", "launcher/train.py --manifest json"),
+        (("json",), "no expert given: add --manifest EXPERT", "known experts: json, neo4j"),
+        (("--manifest", "json", "--gpu", "h100"), "unrecognized arguments: --gpu h100", "by --config_file"),
+    ],
+)
+def test_hints_of_a_wrong_command_line_are_about_accelerate(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], said: str, hint: str
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        make_parser().parse_args(arguments)
+    assert ended.value.code == ExitCode.WRONG_INPUT
+    message, _, hints = capsys.readouterr().err.partition("hint: ")
+    assert said in message
+    assert "usage:" not in message
+    assert hint in hints
 
 
 def test_a_broken_plan_is_reported(tmp_path: Path) -> None:

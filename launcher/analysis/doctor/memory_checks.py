@@ -80,7 +80,7 @@ def _describe_next_fallback(record: RunRecord) -> str:
     """Describe the next OOM fallback, and how to request it now if there is a setting for it."""
     plan = record.plan
     if not plan.oom_fallbacks:
-        return "no OOM fallback is left: use a shorter max_seq_length, int4 weights, or a larger GPU"
+        return "no OOM fallback is left: use a shorter max_seq_length or a larger GPU"
     fallback = plan.oom_fallbacks[0]
     text = f"next OOM fallback: {fallback.action} ({format_gib(fallback.predicted_bytes)}), used when memory runs out"
     if fallback.checkpointing != plan.checkpointing:

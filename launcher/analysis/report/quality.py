@@ -11,10 +11,8 @@ from launcher.core.errors import escape
 from launcher.core.markdown import code, fenced, inline, one_line, table
 from launcher.core.metrics import EVAL_PREFIX, find_values, is_task_metric
 from launcher.core.units import format_percent
-from launcher.corpus.row_text import list_columns, parse_row_text
-from launcher.judges.results import AnswerResult, EvalResult
+from launcher.judges.results import NOT_CHECKED, AnswerResult, EvalResult
 from launcher.judges.statistics import PairedChange
-from launcher.plan.model import Plan
 from launcher.plan.task_eval import NO_JUDGE
 from launcher.runs.evaluations import Evaluation, RunEvaluations
 from launcher.runs.record import RunRecord
@@ -83,8 +81,10 @@ def _render_checks(columns: Sequence[tuple[str, Evaluation]]) -> str:
 
 def _describe_rate(result: EvalResult, name: str) -> str:
     check = next((check for check in result.checks if check.name == name), None)
-    if check is None or not check.num_judged:
+    if check is None:
         return "not judged"
+    if not check.num_judged:
+        return NOT_CHECKED
     subset = "" if check.num_judged == len(result.answers) else f", {check.num_judged:,} judged"
     return f"{format_percent(check.rate)} ({100 * check.low:.1f} to {100 * check.high:.1f}{subset})"
 
@@ -158,13 +158,3 @@ def _render_missing(record: RunRecord, evaluations: RunEvaluations, run: str) ->
         lines.append(f"launcher eval {expert} --base")
     if lines:
         yield fenced("\n".join(map(escape, lines)), "sh")
-
-
-def format_question(plan: Plan) -> str:
-    """Return example arguments of `launcher ask`: a question, or one --field flag for each field of the prompt."""
-    mapping = plan.data.field_mapping
-    texts = [parse_row_text(text, ()) for text in (mapping.instruction, mapping.input, mapping.system) if text]
-    if not texts or len(list_columns(texts[0])) == 1:
-        return "'your question'"
-    names = dict.fromkeys(name for text in texts for name in list_columns(text))
-    return " ".join(f"--field {shlex.quote(f'{name}=...')}" for name in names)

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from launcher.analysis.compare.load_run import RunFacts, make_facts
 from launcher.analysis.compare.summary_metrics import compute_wall_clock
-from launcher.analysis.report.quality import format_question, render_quality
+from launcher.analysis.report.quality import render_quality
 from launcher.analysis.report.results import (
     render_learning,
     render_memory,
@@ -26,6 +26,7 @@ from launcher.core.redaction import REDACTED, redact_text
 from launcher.core.run_files import read_text
 from launcher.core.run_paths import RunPaths, write_text_atomically
 from launcher.core.units import format_count, format_duration
+from launcher.corpus.row_text import format_question
 from launcher.hardware.model import format_hardware
 from launcher.plan.model import Plan
 from launcher.request.request import Request, load_request
@@ -236,7 +237,7 @@ def _render_environment(facts: ReportFacts) -> str:
         rows += [("ended", code(outcome.ended_at))] if outcome.ended_at else []
         versions = ", ".join(f"{name} {version}" for name, version in outcome.versions.items())
         rows += [("versions", inline(versions))] if versions else []
-        rows += [("commit", f"`{code(outcome.git_commit)}`")] if outcome.git_commit else []
+        rows += [("commit of the launcher", f"`{code(outcome.git_commit)}`")] if outcome.git_commit else []
     else:
         rows.append(("launcher", inline(plan.launcher_version)))
     return f"## Environment\n\n{table(('', ''), rows)}"
@@ -266,13 +267,13 @@ def _list_reproduction(facts: ReportFacts) -> Iterator[str]:
     commit = outcome.git_commit if outcome is not None else None
     lines = []
     if commit is not None:
-        lines.append(f"git checkout {shlex.quote(commit.removesuffix('+changes'))}")
+        lines.append(f"git checkout {shlex.quote(commit.removesuffix('+changes'))}  # in the checkout of the launcher")
     if facts.request is not None:
         lines.append(format_command(facts.request))
     if lines:
         yield fenced("\n".join(map(escape, lines)), "sh")
     if commit is not None and commit.endswith("+changes"):
-        yield "The checkout had uncommitted changes, which are not saved."
+        yield "The checkout of the launcher had uncommitted changes, which are not saved."
     if lines:
         yield "`manifest.json` in this directory is the manifest of this run, for checkouts without this expert."
     if any(REDACTED in line for line in lines):
@@ -302,7 +303,8 @@ def _list_next_steps(facts: ReportFacts) -> Iterator[str]:
     run = shlex.quote(_format_run(facts))
     if outcome is not None and outcome.status == "done":
         if not plan.random_weights:
-            lines = (f"launcher ask {run} {format_question(plan)}", f"launcher export {run}")
+            own = f"launcher ask {run} {format_question(plan.data.field_mapping)}"
+            lines = (f"launcher ask {run}  # a held-out row; your own question: {own}", f"launcher export {run}")
             yield fenced("\n".join(map(escape, lines)), "sh")
     else:
         yield from _list_resume_hints(facts)

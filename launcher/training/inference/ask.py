@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,9 +13,14 @@ from typing import TYPE_CHECKING
 
 from launcher.core.errors import InputError, escape
 from launcher.core.log import get_logger
+from launcher.corpus.heldout import HeldOutRow, load_held_out_rows
+from launcher.corpus.row_text import format_question
+from launcher.corpus.spec import make_preparation_spec
+from launcher.corpus.tokenizer import load_planned_tokenizer
 from launcher.judges.json_value.compare import load_json
 from launcher.manifest import Manifest
 from launcher.manifest.parse_json import shorten
+from launcher.request.request import base_folders
 from launcher.training.inference.prompt import Question, compose_question
 from launcher.training.inference.trained_run import TrainedRun, load_trained_run
 from launcher.training.runtime.parent_watch import exit_with_parent
@@ -26,6 +32,7 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 _DEFAULT_NEW_TOKENS = 512
+_EXAMPLES = 50  # rows read to choose one, as there may be millions
 _PARSES = "parses"
 # All control characters but tab and newline, which a terminal would interpret.
 _CONTROL_CHARACTERS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -41,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m launcher.training.inference.ask", description=__doc__)
     parser.add_argument("--run", type=Path, required=True, metavar="DIR")
-    parser.add_argument("--question", required=True, metavar="TEXT")
+    parser.add_argument("--question", metavar="TEXT")
     parser.add_argument("--input", metavar="TEXT")
     parser.add_argument("--system", metavar="TEXT")
     parser.add_argument("--field", action="append", default=[], metavar="NAME=TEXT")
@@ -54,24 +61,44 @@ def _ask(arguments: argparse.Namespace) -> str:
     trained = load_trained_run(arguments.run)
     run = trained.with_system(arguments.system)
     fields = parse_fields(arguments.field)
-    system = check_fields(run, arguments.question, arguments.input, fields).system_message
+    row = _load_example(trained) if arguments.question is None and not fields else None
+    question = arguments.question or ""
+    system = "" if row is not None else check_fields(run, question, arguments.input, fields).system_message
     if note := describe_system(trained, system, arguments.system):
         log.info(note)
     if run.plan.profile == "smoke":
         log.info("note: this is a smoke run with a tiny base model; it can only answer questions like its sample rows")
     from launcher.training.inference.generate import answer_question
 
-    answer = answer_question(run, arguments.question, arguments.input or "", arguments.max_new_tokens, fields)
+    prompt = "" if row is None else row.prompt
+    answer = answer_question(run, question, arguments.input or "", arguments.max_new_tokens, fields, prompt)
     check = check_json(run.manifest, answer.text)
     if answer.end == "length":
         log.info(f"note: cut off after {answer.num_tokens} tokens; raise --max-new-tokens for more")
     if check is not None:
         log.info(f"json: {check}")
     if arguments.json:
-        return _render_json(answer, check, system)
+        return _render_json(answer, check, system, row)
     if not sys.stdout.isatty():
         return answer.text
     return _CONTROL_CHARACTERS.sub(lambda match: repr(match.group())[1:-1], answer.text)
+
+
+def _load_example(run: TrainedRun) -> HeldOutRow:
+    """Load a held-out row to ask, and log it with its answer."""
+    folder = Path(run.plan.data.folder)
+    spec = make_preparation_spec(run.plan, folder, load_planned_tokenizer(run.plan, base_folders(folder)))
+    try:
+        held_out = load_held_out_rows(spec, 1, among=_EXAMPLES)
+    except InputError as error:
+        raise InputError(f"no question given, and no row to ask instead: {error.title}", error.problems) from None
+    (row,) = held_out.rows
+    own = f"launcher ask {shlex.quote(str(run.paths.root))} {format_question(run.plan.data.field_mapping)}"
+    log.info(f"no question given: asking a {held_out.split} row of {held_out.source}; to ask your own: {own}")
+    for name, text in (("question", row.instruction), ("input", row.context), ("expected", row.answer)):
+        if text:
+            log.info(f"{name}: {escape(text)}")
+    return row
 
 
 def parse_fields(words: Sequence[str]) -> dict[str, str]:
@@ -144,8 +171,9 @@ def check_json(manifest: Manifest, text: str) -> str | None:
     return _PARSES
 
 
-def _render_json(answer: Answer, check: str | None, system: str) -> str:
+def _render_json(answer: Answer, check: str | None, system: str, row: HeldOutRow | None) -> str:
     result = {
+        **({} if row is None else {"question": row.instruction, "input": row.context, "expected": row.answer}),
         "answer": answer.text,
         "system": system,
         "prompt": answer.prompt,

@@ -57,14 +57,25 @@ class Answer:
 
 
 def answer_question(
-    run: TrainedRun, question: str, context: str, max_new_tokens: int, fields: Mapping[str, str] | None = None
+    run: TrainedRun,
+    question: str,
+    context: str,
+    max_new_tokens: int,
+    fields: Mapping[str, str] | None = None,
+    prompt: str = "",
 ) -> Answer:
-    """Load a trained expert and answer one question; `fields` are values of the fields of its prompt."""
+    """Load a trained expert and answer one question; `fields` are values of the fields of its prompt.
+
+    A rendered `prompt` replaces question, context and fields.
+    """
     silence_transformers()
     tokenizer = load_planned_tokenizer(run.plan, base_folders(Path(run.plan.data.folder)))
     template = make_planned_template(run.plan.data, tokenizer)
-    asked = compose_question(run.plan.data, question, context, fields or {})
-    prompt = render_prompt(template, asked.content, context=asked.context, system=asked.system, history=asked.history)
+    if not prompt:
+        asked = compose_question(run.plan.data, question, context, fields or {})
+        prompt = render_prompt(
+            template, asked.content, context=asked.context, system=asked.system, history=asked.history
+        )
     room = run.plan.base.max_positions - len(TextEncoder(tokenizer, template).encode_prompt(prompt))
     if room < 1:
         raise InputError(

@@ -25,7 +25,11 @@ from transformers.utils.quantization_config import Mxfp4Config
 
 from launcher.base_models.catalogue import TINY_BASE_FOLDER, TINY_BASE_NAME, find_config, lookup_base
 from launcher.base_models.families import FAMILIES
-from launcher.base_models.missing_files import describe_missing_weights, describe_old_weights
+from launcher.base_models.missing_files import (
+    describe_download_error,
+    describe_missing_weights,
+    describe_old_weights,
+)
 from launcher.core.choices import FSDP_STRATEGIES, Dtype
 from launcher.core.errors import InputError, Problem, first_line
 from launcher.manifest.trust import allow_remote_code
@@ -174,11 +178,12 @@ def _make_load_error(plan: Plan, source: str, folders: tuple[Path, ...], error: 
             hint=f"AutoModelForCausalLM.from_pretrained({source!r}) shows the whole error",
         )
     searched = tuple(Problem(where="not in", what=str(folder / plan.base.name)) for folder in folders)
-    hub = Problem(where="not on the Hub", what=reason)
+    why, way_out = describe_download_error(plan.base.name, error)
+    hub = Problem(where="not downloaded", what=f"{why}: {reason}")
     return InputError(
         f"{plan.base.name}: weights not found",
         (*searched, hub),
-        "set LAUNCHER_MODELS_DIR to the folder that contains it, pass a folder with --base, or connect to the Hub once",
+        f"{way_out}; or set LAUNCHER_MODELS_DIR to the folder that contains it, or pass a folder with --base",
     )
 
 

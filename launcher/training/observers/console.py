@@ -7,7 +7,7 @@ import shutil
 import sys
 import time
 from collections import deque
-from math import isfinite
+from math import ceil, isfinite
 from statistics import fmean, median
 
 from launcher.core import metrics as names
@@ -94,8 +94,8 @@ class Console(Observer):
         self._epoch.add(metrics)
         if metrics.step % run.steps_per_epoch == 0:
             if run.steps_per_epoch > 1:
-                number, total = metrics.step // run.steps_per_epoch, run.num_steps / run.steps_per_epoch
-                self._print(run, f"epoch {number:,}/{total:.4g}  {self._epoch.describe()}")
+                number, total = metrics.step // run.steps_per_epoch, ceil(run.num_steps / run.steps_per_epoch)
+                self._print(run, f"epoch {number:,}/{total:,}  {self._epoch.describe()}")
             self._epoch = _Epoch()
 
     def on_evaluation(self, run: TrainingRun, metrics: StepMetrics) -> bool:

@@ -61,6 +61,20 @@ def test_stdout_holds_only_the_answer(trained: Trained) -> None:  # noqa: F811
 
 
 @pytest.mark.slow
+def test_held_out_row_is_asked_if_there_is_no_question(trained: Trained) -> None:  # noqa: F811
+    """The command that a training prints at its end can be copied as it is."""
+    result = launcher(trained, "ask", "a", "--max-new-tokens", str(NUM_TOKENS), "--json")
+    assert result.returncode == 0, result.stderr
+    answer = json.loads(result.stdout)
+    assert answer["question"] in answer["prompt"]
+    assert answer["input"] in answer["prompt"]
+    assert f"expected: {answer['expected']}\n" in result.stderr
+    assert " 'your question' --input 'its schema'\n" in result.stderr
+    refused = launcher(trained, "ask", "a", "--input", SCHEMA)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "--input and --system need a question" in refused.stderr
+
+
 def test_json_output(trained: Trained) -> None:  # noqa: F811
     result = launcher(trained, "ask", "a", QUESTION, "--input", SCHEMA, "--max-new-tokens", str(NUM_TOKENS), "--json")
     values = json.loads(result.stdout)

@@ -159,7 +159,7 @@ def test_missing_base_lists_searched_places(plan: Plan, tmp_path: Path) -> None:
     message = str(error.value)
     assert f"not in: {tmp_path / 'here' / 'unknown/nothing'}" in message
     assert f"not in: {tmp_path / 'there' / 'unknown/nothing'}" in message
-    assert "not on the Hub: " in message
+    assert "not downloaded: the Hub cannot be reached: " in message
     assert "LAUNCHER_MODELS_DIR" in error.value.hint
 
 

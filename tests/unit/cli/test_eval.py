@@ -150,6 +150,13 @@ def test_gate_is_printed_in_words(capsys: pytest.CaptureFixture[str]) -> None:
     assert "  quality gate FAILED: worse by more than 5.0 %" in capsys.readouterr().out
 
 
+def test_check_that_applies_to_no_row_has_no_rate(capsys: pytest.CaptureFixture[str]) -> None:
+    print_result(make_unjudged(), None, 0.05, 1)
+    lines = [line for line in capsys.readouterr().out.splitlines() if "not checked: no rows" in line]
+    assert len(lines) == 2
+    assert "%" not in "".join(lines)
+
+
 def test_chats_with_several_answers_are_noted(capsys: pytest.CaptureFixture[str]) -> None:
     result = make_evaluation({"parses": 0.9, "matches": 0.8})
     print_result(result, None, 0.05, 1)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.cli.ask import _find_run as find_run_to_ask
-from launcher.cli.run_lookup import find_run
+from launcher.cli.main import main
+from launcher.cli.run_lookup import find_run, find_run_or_newest
 from launcher.core.errors import InputError
 from tests.made_runs import MadeRun, write_run
 
@@ -44,17 +44,22 @@ def test_expert_stands_for_its_newest_finished_run(
     first = write_run(runs, MadeRun(run_id="first"))
     stopped = write_run(runs, MadeRun(run_id="stopped", status="stopped"))
     os.utime(first.plan, (1, 1))
-    assert find_run_to_ask("neo4j", runs) == first
-    assert capsys.readouterr().err == "asking runs/first, the newest finished run of neo4j\n"
-    assert find_run_to_ask("stopped", runs) == stopped
+    assert find_run_or_newest("neo4j", runs) == first
+    assert capsys.readouterr().err == "using runs/first, the newest finished run of neo4j\n"
+    assert find_run_or_newest("stopped", runs) == stopped
     assert capsys.readouterr().err == ""
     with pytest.raises(InputError, match=f"no finished run of sql in {tmp_path}/runs"):
-        find_run_to_ask("sql", runs)
+        find_run_or_newest("sql", runs)
     with pytest.raises(InputError, match="no run called 'other'"):
-        find_run_to_ask("other", runs)
+        find_run_or_newest("other", runs)
+    assert main(["report", "neo4j"]) == 0
+    assert capsys.readouterr().out.startswith("# neo4j, run `first`")
+    with pytest.raises(InputError, match="'neo4j' is an expert: name one of its runs") as caught:
+        find_run("neo4j", runs)
+    assert [problem.where for problem in caught.value.problems] == ["stopped", "first"]
 
 
 def test_name_of_a_run_is_not_taken_for_an_expert(tmp_path: Path) -> None:
     write_run(tmp_path, MadeRun(run_id="first"))
     named = write_run(tmp_path, MadeRun(run_id="neo4j", status="stopped"))
-    assert find_run_to_ask("neo4j", tmp_path) == named
+    assert find_run_or_newest("neo4j", tmp_path) == named

@@ -63,9 +63,12 @@ def test_training_runs_from_plan_to_outcome(tmp_path: Path) -> None:
     result = train(tmp_path, data, TRAINED, "--run-id", "a")
     assert result.returncode == 0, result.stderr
     assert result.stdout.startswith("neo4j on ")
+    assert re.search(r"^profile  .*  plan *$", result.stdout, re.MULTILINE)  # every decision has who decided it
     root = f"{tmp_path}/runs/a"
-    following = f"next: launcher report {root} prints the results and what to do next"
-    assert result.stdout.endswith(f"from the training\nrun directory: {root}\n{following}\n")
+    assert (
+        f"from the training\nrun directory: {root}\n\nnext:\n  launcher report {root}  # the results" in result.stdout
+    )
+    assert f"\n  launcher ask {root}     # its answer to a held-out row\n" in result.stdout
     assert re.search(r"^prepared data: \S+ \(prepared in [\d.]+ s\)\ntrained\n\Z", result.stderr, re.MULTILINE)
     assert json.loads((tmp_path / "runs/a/outcome.json").read_text())["status"] == "done"
     assert "from the training\n" in (tmp_path / "runs/a/logs/console.log").read_text()

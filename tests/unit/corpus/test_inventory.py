@@ -23,7 +23,7 @@ from launcher.corpus.inventory import (
     move_store,
     remove_entries,
 )
-from launcher.corpus.spec import RULES_VERSION
+from launcher.corpus.spec import RULES_VERSION, compute_current_key
 from launcher.corpus.storage_kind import probe_storage
 from launcher.corpus.store import (
     MARKER_FILE,
@@ -34,6 +34,9 @@ from launcher.corpus.store import (
     make_key,
     publish,
 )
+from launcher.launch.prepare_data import _current_keys, _plan_profiles
+from launcher.manifest import list_experts
+from launcher.request.request import Request, base_folders, plan_request
 from tests.conftest import ROOT, python_path
 from tests.forked_python import run_python
 
@@ -270,25 +273,29 @@ def test_cached_datasets_are_named_sized_and_attributed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("filesystem", "rotational", "kind"),
+    ("filesystem", "rotational", "kind", "disk"),
     [
-        ("ext4", "1", "hard disk"),
-        ("ext4", "0", "ssd"),
-        ("nfs4", None, "network"),
-        ("tmpfs", None, "memory"),
-        ("x", None, "unknown"),
+        ("ext4", "1", "hard disk", "sda"),
+        ("ext4", "0", "ssd", "sda"),
+        ("ext4", "1", "unknown", "vda1"),
+        ("nfs4", None, "network", ""),
+        ("tmpfs", None, "memory", ""),
+        ("x", None, "unknown", ""),
     ],
 )
-def test_storage_kinds(tmp_path: Path, filesystem: str, rotational: str | None, kind: str) -> None:
+def test_storage_kinds(tmp_path: Path, filesystem: str, rotational: str | None, kind: str, disk: str) -> None:
     """A made-up /proc and /sys, for the device that this folder really is on."""
     root = tmp_path / "root"
     (root / "proc").mkdir(parents=True)
     (root / "proc/mounts").write_text(f"none / ext2 rw 0 0\ndevice {tmp_path} {filesystem} rw 0 0\n")
     if rotational is not None:
         device = tmp_path.stat().st_dev
-        queue = root / f"sys/dev/block/{os.major(device)}:{os.minor(device)}/queue"
+        queue = root / "sys/devices/block" / disk / "queue"
         queue.mkdir(parents=True)
         (queue / "rotational").write_text(f"{rotational}\n")
+        block = root / f"sys/dev/block/{os.major(device)}:{os.minor(device)}"
+        block.parent.mkdir(parents=True)
+        block.symlink_to(queue.parent)
     storage = probe_storage(tmp_path / "not/there/yet", root)
     assert (storage.kind, storage.filesystem, storage.mount) == (kind, filesystem, str(tmp_path))
     assert storage.is_slow == (kind in ("hard disk", "network"))
@@ -328,6 +335,22 @@ def test_the_command_lists_asks_and_prunes(tmp_path: Path) -> None:
     assert moved.returncode == 0, moved.stderr
     assert f"export LAUNCHER_DATA_DIR={tmp_path / 'fast'}" in moved.stdout
     assert find_damage(tmp_path / "fast/datasets_optimized/neo4j" / key[:16]) is None
+
+
+def test_experts_of_the_working_directory_are_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`launcher new` writes them there; their prepared data is listed with its state."""
+    (tmp_path / "shop").mkdir()
+    (tmp_path / "shop/manifest.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    assert set(list_experts()) == {"json", "neo4j", "shop", "sql", "typescript"}
+
+
+@pytest.mark.parametrize("expert", ["json", "neo4j"])  # shorter and longer rows
+def test_prepared_smoke_data_is_current(expert: str) -> None:
+    planned = plan_request(Request(expert=expert, profile="smoke"))
+    folder = planned.loaded.folder
+    key = compute_current_key(planned.plan, folder, base_folders(folder))
+    assert key in _current_keys(_plan_profiles(expert)).keys
 
 
 @pytest.mark.process

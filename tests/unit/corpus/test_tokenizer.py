@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -106,3 +108,43 @@ def test_new_tokens_are_added_written_and_in_the_fingerprint(base: Path, tmp_pat
 def test_new_tokens_that_exist_are_refused(base: Path) -> None:
     with pytest.raises(InputError, match=r"'<\|im_end\|>' are already tokens of "):
         _ = BaseTokenizer(folder=base, new_tokens=("<|im_end|>",)).backend
+
+
+@pytest.mark.parametrize(
+    ("code", "why", "way_out"),
+    [
+        (
+            "GatedRepo",
+            "the Hub wants its conditions to be accepted",
+            "accept them on the page of org/name, then `hf",
+        ),
+        (
+            "RepoNotFound",
+            "the Hub has no such public model",
+            "check the spelling of org/name; for a private",
+        ),
+        ("RevisionNotFound", "the Hub has no such revision of it", "check base_models[0].revision"),
+        ("", "the Hub cannot be reached", "check the network"),
+        ("offline", "HF_HUB_OFFLINE forbids downloads", "unset HF_HUB_OFFLINE"),
+    ],
+)
+def test_download_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch, code: str, why: str, way_out: str) -> None:
+    class Hub(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(404 if "Not" in code else 403)
+            self.send_header("X-Error-Code", code)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{server.server_port if code else 9}"
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", address)
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", code == "offline")
+        with pytest.raises(InputError) as caught:
+            load_tokenizer("org/name", ())
+        server.shutdown()
+    assert caught.value.title.endswith(f"and {why}")
+    assert caught.value.hint.startswith(way_out)

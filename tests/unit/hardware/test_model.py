@@ -18,6 +18,7 @@ from launcher.hardware.model import (
     limit_vram,
     make_hardware,
 )
+from launcher.request.flag_types import vram_mib
 
 RTX4090, H100, A5000 = GPUS["rtx4090"], GPUS["h100"], GPUS["a5000"]
 
@@ -96,6 +97,13 @@ def test_vram_limit_reduces_gpu_memory() -> None:
     assert limit_vram(whole, None) == whole
 
 
+@pytest.mark.parametrize(("gpu", "size"), [("rtx4090", "24"), ("l4", "24GiB"), ("t4", "16")])
+def test_size_in_the_name_of_a_gpu_is_no_limit(gpu: str, size: str) -> None:
+    whole = make_hardware(lookup_gpu(gpu), gpus_per_node=1, nodes=1)
+    assert limit_vram(whole, vram_mib(size)) == whole
+    assert limit_vram(whole, vram_mib("12")).vram_limit_mib == 12 * 1024
+
+
 def test_free_memory_is_capped_by_the_limit() -> None:
     busy = make_hardware(lookup_gpu("h200"), gpus_per_node=1, nodes=1, free_vram_mib=20_000)
     assert limit_vram(busy, 24 * 1024).free_vram_mib == 20_000
@@ -104,7 +112,7 @@ def test_free_memory_is_capped_by_the_limit() -> None:
 
 @pytest.mark.parametrize("limit", [1024, 200_000])
 def test_invalid_vram_limits_are_refused(limit: int) -> None:
-    with pytest.raises(InputError, match="give a size between 4 GiB and"):
+    with pytest.raises(InputError, match="give a size between 4GiB and 143771MiB, the memory"):
         limit_vram(make_hardware(lookup_gpu("h200"), gpus_per_node=1, nodes=1), limit)
     with pytest.raises(InputError, match="this machine has no GPU"):
         limit_vram(make_hardware(None, gpus_per_node=0, nodes=1), limit)

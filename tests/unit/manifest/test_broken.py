@@ -129,6 +129,7 @@ WRONG_VALUES: list[tuple[dict[str, Any], tuple[str, ...], str]] = [
     ),
     ({"name": "../../etc/passwd"}, (), 'name: "../../etc/passwd" does not match'),
     ({"learning_rate": 1e-4}, (), "learning_rate: unknown key; did you mean training.config.learning_rate?"),
+    ({"training.quantization": "int4"}, (), "quantization: unknown key; did you mean base_models.0.quantization?"),
     ({CONFIG + "bacth_size": 4}, (), "training.config.bacth_size: unknown key; did you mean batch_size?"),
     ({"xyzzy": 1}, (), "xyzzy: unknown key\n"),
     ({CONFIG + "learning_rate": 1.5}, (), "training.config.learning_rate: must be at most 1, not 1.5"),

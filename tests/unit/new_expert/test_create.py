@@ -376,6 +376,20 @@ def test_command_prints_what_was_inferred(capsys: pytest.CaptureFixture[str]) ->
     assert main(["validate", "sales"]) == 0
 
 
+def test_command_prints_the_rows_of_each_split(capsys: pytest.CaptureFixture[str]) -> None:
+    write_rows([*make_rows(), {"question": "?", "answer": ""}])
+    flags = ["--validation", str(write_rows(make_rows(20, first=500), "v.jsonl"))]
+    assert main(["new", "sales", "--data", "rows.jsonl", *flags]) == 0
+    output = capsys.readouterr().out
+    assert "\nrows: training 40, validation 20, test 0 (validation rows are used); rejected 1\n" in output
+    assert re.search(r"sample/ has some of your rows, \d+ for train, 20 for validation, \d+ for test:", output)
+    assert main(["new", "sales", "--data", "rows.jsonl", "--force", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert sum(report["split_rows"].values()) == report["rows"] == 40
+    assert report["split_rows"]["validation"] > 0
+    assert report["rejected_rows"] == 1
+
+
 def test_printed_time_says_what_it_covers(capsys: pytest.CaptureFixture[str]) -> None:
     _print_plan(plan_request(Request(expert="json", gpu="h100")).plan)
     assert re.search(r"about .* for all steps, without start-up, evaluation and checkpoints\n", capsys.readouterr().out)

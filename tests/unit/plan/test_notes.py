@@ -124,9 +124,11 @@ def test_values_of_flags_are_not_attributed_to_the_manifest(flags: dict[str, Any
 def test_warmup_longer_than_the_run_has_a_note() -> None:
     overrides = ["training.config.warmup_steps=100", "training.config.warmup_ratio=null"]
     notes = plan_request(Request(expert="neo4j", gpu="rtx4090", max_steps=40, overrides=overrides)).plan.notes
-    assert any(note.startswith("the warm-up of 100 steps does not end in this run of 40") for note in notes)
+    assert any(note.startswith("all 40 steps of this run are warm-up (warmup_steps is 100)") for note in notes)
     notes = plan_request(Request(expert="neo4j", gpu="rtx4090", max_steps=400, overrides=overrides)).plan.notes
     assert not any("warm-up" in note for note in notes)
+    smoke = plan_request(Request(expert="neo4j", profile="smoke", max_steps=3)).plan
+    assert (smoke.schedule.warmup_steps, [note for note in smoke.notes if "warm-up" in note]) == (5, [])
 
 
 def test_size_of_full_logits_is_stated() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -208,11 +210,52 @@ def test_what_cannot_fit_is_refused_with_the_ways_out() -> None:
     assert "--gpu a100-40gb fits (40.0 GiB)" in error.hint
 
 
-def test_each_way_out_really_is_one() -> None:
-    assert (
-        plan_for(gpu="rtx4090", base="Qwen/Qwen3-14B", overrides=("base_models.0.quantization=int4",)).offload == "none"
-    )
-    assert plan_for(gpu="rtx4090", gpus=2, base="Qwen/Qwen3-14B", config={"offload": "none"}).strategy == "fsdp2"
+@pytest.mark.parametrize(
+    "config",
+    [
+        {},
+        {"strategy": "ddp"},
+        {"strategy": "zero3"},
+        {"offload": "none"},
+        {"precision": "fp8"},
+        {"optim": "adamw_bnb_8bit"},
+        {"init_lora_weights": "pissa_niter_4"},
+        {"modules_to_save": ["lm_head"]},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("gpus", [1, 2])
+def test_each_suggestion_fits_with_all_other_settings(config: dict[str, object], gpus: int) -> None:
+    request: dict[str, Any] = {
+        "gpu": "rtx4090",
+        "gpus": gpus,
+        "base": "Qwen/Qwen3-32B",
+        "ram_gib_per_node": 24.0,
+        "config": config,
+    }
+    with pytest.raises(DoesNotFitError) as caught:
+        plan_for(**request)
+    names = {"ram": "ram_gib_per_node", "gpu": "gpu", "gpus": "gpus", "nodes": "nodes"}
+    for suggestion in caught.value.hint.split("; "):
+        changes: dict[str, Any] = {
+            names[flag]: int(value) if value.isdigit() else value
+            for flag, value in re.findall(r"--(\w+) (\S+)", suggestion)
+        }
+        if "int4" in suggestion:
+            changes["overrides"] = ("base_models.0.quantization=int4",)
+        if length := re.match(r"max_seq_length (\d+)", suggestion):
+            changes["config"] = config | {"max_seq_length": int(length[1])}
+        assert changes, suggestion
+        plan_for(**request | changes)
+
+
+def test_int4_is_suggested_with_what_it_needs_besides() -> None:
+    with pytest.raises(DoesNotFitError) as caught:
+        plan_for(gpu="rtx4090", base="Qwen/Qwen3-32B", ram_gib_per_node=24.0)
+    assert "base_models[0].quantization int4 fits, with the optimizer in CPU memory" in caught.value.hint
+    with pytest.raises(DoesNotFitError) as caught:
+        plan_for(gpu="rtx4090", base="Qwen/Qwen3-32B", config={"offload": "none"})
+    assert "int4" not in caught.value.hint
 
 
 def test_cpu_memory_is_a_limit_too() -> None:

@@ -18,6 +18,7 @@ from launcher.request.request import Request, format_request, load_request, plan
 from launcher.request.run_directory import find_run_to_resume, input_texts
 from launcher.runs.record import Outcome, Status, write_outcome
 from tests.conftest import WriteManifest
+from tests.made_runs import MadeRun, write_run
 
 _BEGAN = 1_700_000_000
 
@@ -58,6 +59,14 @@ def test_resume_accepts_an_id_or_a_path(tmp_path: Path) -> None:
     write(tmp_path / "runs", "two", "stopped")
     assert find_run_to_resume(tmp_path / "runs", "one", "neo4j") == wanted
     assert find_run_to_resume(tmp_path / "elsewhere", str(wanted.root), "neo4j") == wanted
+
+
+def test_run_of_another_expert_is_refused_before_anything_else(tmp_path: Path) -> None:
+    paths = write_run(tmp_path, MadeRun(run_id="one"))
+    (paths.root / "link").symlink_to(tmp_path.parent)  # would need trust
+    with pytest.raises(InputError, match=r"one is a run of neo4j, not of sql") as refused:
+        find_run_to_resume(tmp_path, "one", "sql")
+    assert "name neo4j to resume it; without --resume, a new run of sql starts" in refused.value.hint
 
 
 def test_resume_without_an_unfinished_run_is_refused(tmp_path: Path) -> None:

@@ -52,6 +52,7 @@ def test_page_is_written_and_overwritten(place: Path) -> None:
     for _ in range(2):
         output = compare_ok(place, "one", "two")
         assert output.startswith("compare.html: 2 runs, 9 charts, 0.1 MB\n")
+        assert output.endswith("next: open compare.html in a browser; it is one file, which needs no network\n")
     assert (place / "compare.html").read_text().startswith("<!doctype html>\n<!-- made by launcher compare -->")
 
 

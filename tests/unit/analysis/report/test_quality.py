@@ -69,7 +69,7 @@ def test_ungraded_and_partly_judged_checks_are_shown() -> None:
     few = matches.model_copy(update={"num_judged": 30, "num_passed": 15})
     trained = Evaluation(result=result.model_copy(update={"checks": (none, few)}), step=4)
     text = quality(make_evaluations(trained=trained))
-    assert "| `parses` parses as Cypher | 40.0 % (26.3 to 55.4) | not judged |" in text
+    assert "| `parses` parses as Cypher | 40.0 % (26.3 to 55.4) | not checked: no rows |" in text
     assert "50.0 % (35.2 to 64.8, 30 judged)" in text
 
 

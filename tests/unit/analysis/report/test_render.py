@@ -144,7 +144,9 @@ def test_early_stopping_is_reported() -> None:
 
 def test_run_outside_the_default_directory_is_named_by_path() -> None:
     report = render_report(make_facts(outcome=make_outcome(), paths=RunPaths(Path("/data/my runs/made"))))
-    assert "launcher ask '/data/my runs/made' 'your question'" in section(report, "Next steps")
+    steps = section(report, "Next steps")
+    assert "launcher ask '/data/my runs/made'  # a held-out row; your own question: launcher ask '/data/my " in steps
+    assert "made' 'your question' --input 'its schema'" in steps
 
 
 def test_random_weights_suggest_no_ask_command() -> None:
@@ -159,8 +161,8 @@ def test_unsaved_inputs_are_listed() -> None:
     reproduction = section(
         render_report(make_facts(outcome=outcome, request=request, command=None)), "How to reproduce"
     )
-    assert "git checkout 12ab\n" in reproduction
-    assert "The checkout had uncommitted changes" in reproduction
+    assert "git checkout 12ab  # in the checkout of the launcher\n" in reproduction
+    assert "The checkout of the launcher had uncommitted changes" in reproduction
     assert "*** replaces a secret, which is not saved." in reproduction
     assert "Started directly by `accelerate launch launcher/train.py`" in reproduction
     nothing = section(
