@@ -158,13 +158,7 @@ def _assemble(context: PlanContext, choice: _Choice, layout: Layout) -> Plan:
         plan_decision("profile", f"{context.options.profile}: {context.base.name}", context.options.profile_reason),
         *settings.decisions,
         *explain_batch(context, batch),
-        explain_strategy(
-            context,
-            layout.strategy,
-            layout.offload,
-            first_choice_fits=fits_memory(inputs, leanest_layout(inputs, candidates[0])),
-            faster=find_faster_sharding(inputs, candidates, layout),
-        ),
+        _explain_strategy(context, inputs, candidates, layout),
         _explain_checkpointing(context, inputs, candidates, layout),
         choice.compile_decision,
         *scope,
@@ -261,6 +255,18 @@ def _explain_calibration(context: PlanContext, inputs: SearchInputs, layout: Lay
     speed, is_estimated = lookup_speed_correction(context, inputs, layout)
     decisions = [] if memory is None else [explain_memory(memory)]
     return decisions if speed is None else [*decisions, explain_speed(speed, is_estimated=is_estimated)]
+
+
+def _explain_strategy(
+    context: PlanContext, inputs: SearchInputs, candidates: tuple[Candidate, ...], layout: Layout
+) -> Decision:
+    return explain_strategy(
+        context,
+        layout.strategy,
+        layout.offload,
+        first_choice_fits=fits_memory(inputs, leanest_layout(inputs, candidates[0])),
+        faster=find_faster_sharding(inputs, candidates, layout),
+    )
 
 
 def _explain_checkpointing(
