@@ -72,7 +72,7 @@ def test_the_next_plan_uses_it(trained: tuple[Path, RunPaths, str]) -> None:
     planned = ask(file, "--ram", "16")  # what is free changes from call to call
     assert planned.speed.tokens_per_second == pytest.approx(entry.seen.measured_tokens_per_second)
     (decision,) = (one for one in planned.decisions if one.name == "speed estimate")
-    assert decision.value.endswith("tokens/s by 1 run of this machine")
+    assert decision.value.endswith("tokens/s by 1 run on this machine")
     assert ask(file, "--ram", "16") == planned, "the same file, the same plan"
 
 
