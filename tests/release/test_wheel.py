@@ -14,10 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT
+from tests.conftest import EXPERTS, ROOT
 
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-EXPERTS = ("json", "neo4j", "sql", "typescript")
 # Required files that are not Python modules.
 DATA = (
     "launcher/py.typed",

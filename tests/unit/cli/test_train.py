@@ -17,6 +17,7 @@ from launcher.cli import train as train_command
 from launcher.cli.main import main
 from launcher.core.errors import InputError
 from launcher.launch.start import check_packages, check_startable
+from launcher.manifest import list_experts
 from launcher.request.request import Request, plan_request
 from tests.conftest import ROOT, python_path
 from tests.forked_python import run_python
@@ -233,5 +234,5 @@ def test_record_of_another_training_is_kept(tmp_path: Path, data: Path) -> None:
 def test_new_run_needs_an_expert(flags: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", *flags]) == 2
     assert capsys.readouterr().err == (
-        "error: no expert given\nhint: known experts: json, neo4j, sql, typescript; --resume RUN needs none\n"
+        f"error: no expert given\nhint: known experts: {', '.join(list_experts())}; --resume RUN needs none\n"
     )
