@@ -19,9 +19,9 @@ def list_expert_folders() -> tuple[Path, ...]:
 
 
 def list_experts() -> tuple[str, ...]:
-    """Return the names of all known experts, sorted."""
-    names = {file.parent.name for folder in list_expert_folders() for file in folder.glob("*/manifest.json")}
-    return tuple(sorted(names))
+    """Return the names of all known experts: those of the working directory, then those of the experts folders."""
+    local, *others = (_list_names(folder) for folder in (Path(), *list_expert_folders()))
+    return tuple(dict.fromkeys((*sorted(local), *sorted(set().union(*others)))))
 
 
 def find_manifest(name: str) -> Path:
@@ -40,7 +40,7 @@ def find_manifest(name: str) -> Path:
             return file
     if is_folder:
         return path
-    known = (*_list_local_experts(), *list_experts())
+    known = list_experts()
     suggestion = find_closest(name, known)
     raise ManifestError(
         f"no expert called {shorten(name)!r}" + (f"; did you mean {suggestion}?" if suggestion else ""),
@@ -48,12 +48,12 @@ def find_manifest(name: str) -> Path:
     )
 
 
-def _list_local_experts() -> tuple[str, ...]:
-    """Return the folders with a manifest in the working directory, where `launcher new` writes them."""
+def _list_names(folder: Path) -> set[str]:
+    """Return the experts of a folder; none if it cannot be read."""
     try:
-        return tuple(sorted(file.parent.name for file in Path().glob("*/manifest.json")))
+        return {file.parent.name for file in folder.glob("*/manifest.json")}
     except OSError:
-        return ()
+        return set()
 
 
 def _format_hint(known: tuple[str, ...]) -> str:

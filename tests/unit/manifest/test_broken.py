@@ -370,7 +370,8 @@ def test_experts_of_the_working_directory_are_suggested(tmp_path: Path, monkeypa
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tickets").mkdir()
     (tmp_path / "tickets/manifest.json").write_text("{}")
+    assert list_experts()[0] == "tickets"
     with pytest.raises(ManifestError, match="no expert called 'ticket'; did you mean tickets") as caught:
         find_manifest("ticket")
-    assert caught.value.hint.startswith(f"known experts: tickets, {', '.join(list_experts())}; ")
+    assert caught.value.hint.startswith(f"known experts: {', '.join(list_experts())}; ")
     assert "where `launcher new` was run" in caught.value.hint
