@@ -17,6 +17,7 @@ from launcher import __version__
 from launcher.cli.broken_pipe import close_output, tolerate_broken_pipes
 from launcher.cli.environment import apply_environment, find_actions, find_misspelt
 from launcher.core.errors import ExitCode, InputError, LauncherError
+from launcher.core.installation import explain_missing_module, find_page
 from launcher.core.log import configure, get_logger
 
 log = get_logger(__name__)
@@ -53,8 +54,11 @@ exit codes: 0 success, 1 bug in launcher, 2 wrong input, 3 does not fit the hard
 75 interrupted, resumable, 130 interrupted
 
 LAUNCHER_<FLAG> sets the default of a flag (LAUNCHER_RUNS_DIR, LAUNCHER_PROFILE, ...), LAUNCHER_LOG_LEVEL the level of
-messages, and hardware.json in ~/.config/expert-launcher describes your hardware: docs/CLI.md
+messages, and hardware.json in ~/.config/expert-launcher describes your hardware: {page}
 """
+
+# Extras that verbs need besides the base dependencies, if not `train`.
+_EXTRAS = {"new": "data", "prepare": "data", "data": "data", "sweep": "train,sweep"}
 
 # Verbs that load a base model or judge answers, or call those that do.
 _TRUSTING = ("prepare", "train", "sweep", "rehearse", "ask", "eval", "regression", "export", "doctor")
@@ -108,7 +112,7 @@ def make_parser(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
     parser = _Parser(
         prog="launcher",
         description=_DESCRIPTION,
-        epilog=_EPILOG,
+        epilog=_EPILOG.format(page=find_page("CLI.md")),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"expert-launcher {__version__}")
@@ -190,6 +194,12 @@ def _run(argv: Sequence[str] | None) -> int:
         return int(_load(arguments.verb).run(arguments))
     except LauncherError as error:
         return _report(error, [arguments.verb], is_json=getattr(arguments, "json", False))
+    except ModuleNotFoundError as missing:
+        what = f"launcher {arguments.verb}"
+        explained = explain_missing_module(missing, what, _EXTRAS.get(arguments.verb, "train"))
+        if explained is None:
+            raise
+        return _report(explained, [arguments.verb], is_json=getattr(arguments, "json", False))
 
 
 # Names of other programs for flags that have another name here.
