@@ -31,6 +31,7 @@ DATA = (
     "launcher/experts/manifest.schema.json",
     "launcher/accelerate_configs/fsdp2_8gpu.yaml",
     "launcher/ds_configs/zero3.json",
+    "launcher/docs/CLI.md",
     *(f"launcher/experts/{name}/manifest.json" for name in EXPERTS),
     *(f"launcher/experts/{name}/sample/{part}.jsonl" for name in EXPERTS for part in ("train", "validation", "test")),
 )
