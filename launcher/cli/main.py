@@ -1,4 +1,4 @@
-"""`launcher VERB …`: imports the module of the verb, runs it, and turns errors into messages and exit codes."""
+"""`launcher COMMAND …`: imports the module of the verb, runs it, and turns errors into messages and exit codes."""
 
 from __future__ import annotations
 
@@ -84,22 +84,24 @@ _ARGUMENTS = ("arguments", "commands")
 class _UsageError(SystemExit):
     """SystemExit for a usage error that argparse has found, with the message as an InputError in `error`."""
 
-    def __init__(self, message: str, program: str) -> None:
+    def __init__(self, message: str, parser: argparse.ArgumentParser) -> None:
         super().__init__(int(ExitCode.WRONG_INPUT))
+        self.parser = parser
+        self.lacks_command = message == "the following arguments are required: COMMAND"
         self.error = InputError(
-            f"{program}: {message}", hint=f"{program} --help lists its {_ARGUMENTS[program == 'launcher']}"
+            f"{parser.prog}: {message}", hint=f"{parser.prog} --help lists its {_ARGUMENTS[parser.prog == 'launcher']}"
         )
 
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raise a usage error without argparse's usage text, which is long for a verb with many flags."""
-        if (word := re.match(r"argument VERB: invalid choice: '([^']*)'", message)) is not None:
+        if (word := re.match(r"argument COMMAND: invalid choice: '([^']*)'", message)) is not None:
             from launcher.manifest.suggest import find_closest
 
             meant = find_closest(word[1], VERBS)
             message = f"no command {word[1]!r}" + (f"; did you mean {meant}?" if meant else "")
-        raise _UsageError(message, self.prog)
+        raise _UsageError(message, self)
 
     def _print_message(self, message: str, file: Any = None) -> None:
         """Write a message and, unlike argparse, raise the errors of the stream."""
@@ -116,7 +118,7 @@ def make_parser(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"expert-launcher {__version__}")
-    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+    verbs = parser.add_subparsers(dest="verb", metavar="COMMAND", required=True)
     chosen = list(VERBS) if words is None else [word for word in words if word in VERBS][:1]
     for name, summary in VERBS.items():
         verb = verbs.add_parser(name, help=summary, description=summary)
@@ -179,6 +181,9 @@ def _run(argv: Sequence[str] | None) -> int:
             arguments, unknown = parser.parse_known_args(words)
         except _UsageError as end:  # a wrong flag may be the reason why a required one is missing
             unknown = [word for word in words if _is_unknown(word, options)]
+            if end.lacks_command and not unknown:
+                end.parser.print_help(sys.stderr)
+                return int(ExitCode.WRONG_INPUT)
             raise _explain_unknown(options, unknown, words) if unknown else end.error from None
         if unknown:
             raise _explain_unknown(options, unknown, words)
