@@ -21,6 +21,7 @@ COPY launcher /opt/expert-launcher/launcher
 COPY experts /opt/expert-launcher/experts
 COPY accelerate_configs /opt/expert-launcher/accelerate_configs
 COPY ds_configs /opt/expert-launcher/ds_configs
+COPY docs /opt/expert-launcher/docs
 RUN pip install --no-cache-dir --constraint /opt/expert-launcher/constraints.txt '/opt/expert-launcher[train,cuda,quality]'
 
 # A plain user, who may write nothing of yours: `--user` says who you are.

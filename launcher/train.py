@@ -20,6 +20,7 @@ sys.path[0] = str(Path(__file__).resolve().parent.parent)
 # Modules that import torch are imported in functions: user errors are reported before that takes seconds.
 from launcher.core.errors import ExitCode, InputError, LauncherError, ManifestError, first_line  # noqa: E402
 from launcher.core.file_lock import lock_run  # noqa: E402
+from launcher.core.installation import explain_missing_module  # noqa: E402
 from launcher.core.log import configure, get_logger  # noqa: E402
 from launcher.core.processes import is_lost_rank  # noqa: E402
 from launcher.core.run_paths import RunPaths, expand_home, format_resume_command, open_run, write_files  # noqa: E402
@@ -42,7 +43,6 @@ from launcher.request.arguments import (  # noqa: E402
     add_trust_argument,
     make_learning_request,
 )
-from launcher.training.cluster.node_diff import list_used_packages  # noqa: E402
 from launcher.training.runtime.parent_watch import exit_with_parent  # noqa: E402
 from launcher.training.runtime.process_output import (  # noqa: E402
     limit_thread_spinning,
@@ -72,6 +72,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             grant_trust()
         plan, paths = _read_plan(arguments.plan) if arguments.plan else _plan_bare_launch(arguments)
         _check_trust(arguments, plan, paths)
+        from launcher.training.cluster.node_diff import list_used_packages
+
         if not plan.trust_remote_code:  # code of a base model may need any package
             hide_unused_packages(list_used_packages(plan))
         silence_libraries()
@@ -97,6 +99,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         message = str(error) or "stopped immediately: steps since the last checkpoint are not saved"
         return _fail(recorder, int(ExitCode.PREEMPTED), message, status="stopped")
     except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and (missing := explain_missing_module(error, "training")):
+            return _fail(recorder, int(missing.exit_code), str(missing))
         if is_out_of_memory(error):
             from launcher.training.oom import format_oom_error
 

@@ -23,6 +23,8 @@ from launcher.core.log import configure
 ROOT = Path(__file__).resolve().parent.parent
 SHARED = ROOT.parent / "shared"
 SHARED_MANIFESTS = SHARED / "manifests"
+# The shipped experts: a checkout may also have experts of its user.
+EXPERTS = ("json", "neo4j", "sql", "typescript")
 
 # Under nohup these signals are ignored, and the processes that the tests start and stop would inherit that.
 for _number, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
@@ -36,6 +38,8 @@ os.environ["WANDB_MODE"] = "disabled"
 # its cached history of earlier runs,
 os.environ["LAUNCHER_CACHE_DIR"] = tempfile.mkdtemp(prefix="launcher-tests-")
 atexit.register(shutil.rmtree, os.environ["LAUNCHER_CACHE_DIR"], ignore_errors=True)
+# its prepared data (commands that tests run in the checkout would leave stores there),
+os.environ["LAUNCHER_DATA_DIR"] = os.environ["LAUNCHER_CACHE_DIR"] + "/data"
 # its calibration (not even by the tests' own runs; tests of the calibration set a file),
 os.environ["LAUNCHER_CALIBRATION"] = "off"
 # and its hardware.json.
@@ -126,7 +130,7 @@ def published_manifests() -> list[Path]:
 
 
 def expert_manifests() -> list[Path]:
-    return sorted(ROOT.glob("experts/*/manifest.json"))
+    return [ROOT / "experts" / name / "manifest.json" for name in EXPERTS]
 
 
 @pytest.fixture(scope="session")

@@ -45,7 +45,7 @@ def complete(words: Sequence[str]) -> list[str]:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommands of `launcher bench`."""
     parser.usage = "launcher bench [EXPERT --vary KEY=A,B … | ablation [EXPERT] … | attention [EXPERT] …]"
-    parts = parser.add_subparsers(prog="launcher bench", dest="part", metavar="PART", required=True)
+    parts = parser.add_subparsers(prog="launcher bench", dest="part", metavar="COMMAND", required=True)
     for name, module in _SUBCOMMANDS.items():
         part = parts.add_parser(name, help=module.HELP, description=module.HELP)
         module.add_arguments(part)

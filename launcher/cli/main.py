@@ -1,4 +1,4 @@
-"""`launcher VERB …`: imports the module of the verb, runs it, and turns errors into messages and exit codes."""
+"""`launcher COMMAND …`: imports the module of the verb, runs it, and turns errors into messages and exit codes."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from launcher import __version__
 from launcher.cli.broken_pipe import close_output, tolerate_broken_pipes
 from launcher.cli.environment import apply_environment, find_actions, find_misspelt
 from launcher.core.errors import ExitCode, InputError, LauncherError
+from launcher.core.installation import explain_missing_module, find_page
 from launcher.core.log import configure, get_logger
 
 log = get_logger(__name__)
@@ -53,8 +54,11 @@ exit codes: 0 success, 1 bug in launcher, 2 wrong input, 3 does not fit the hard
 75 interrupted, resumable, 130 interrupted
 
 LAUNCHER_<FLAG> sets the default of a flag (LAUNCHER_RUNS_DIR, LAUNCHER_PROFILE, ...), LAUNCHER_LOG_LEVEL the level of
-messages, and hardware.json in ~/.config/expert-launcher describes your hardware: docs/CLI.md
+messages, and hardware.json in ~/.config/expert-launcher describes your hardware: {page}
 """
+
+# Extras that verbs need besides the base dependencies, if not `train`.
+_EXTRAS = {"new": "data", "prepare": "data", "data": "data", "sweep": "train,sweep"}
 
 # Verbs that load a base model or judge answers, or call those that do.
 _TRUSTING = ("prepare", "train", "sweep", "rehearse", "ask", "eval", "regression", "export", "doctor")
@@ -80,22 +84,24 @@ _ARGUMENTS = ("arguments", "commands")
 class _UsageError(SystemExit):
     """SystemExit for a usage error that argparse has found, with the message as an InputError in `error`."""
 
-    def __init__(self, message: str, program: str) -> None:
+    def __init__(self, message: str, parser: argparse.ArgumentParser) -> None:
         super().__init__(int(ExitCode.WRONG_INPUT))
+        self.parser = parser
+        self.lacks_command = message == "the following arguments are required: COMMAND"
         self.error = InputError(
-            f"{program}: {message}", hint=f"{program} --help lists its {_ARGUMENTS[program == 'launcher']}"
+            f"{parser.prog}: {message}", hint=f"{parser.prog} --help lists its {_ARGUMENTS[parser.prog == 'launcher']}"
         )
 
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raise a usage error without argparse's usage text, which is long for a verb with many flags."""
-        if (word := re.match(r"argument VERB: invalid choice: '([^']*)'", message)) is not None:
+        if (word := re.match(r"argument COMMAND: invalid choice: '([^']*)'", message)) is not None:
             from launcher.manifest.suggest import find_closest
 
             meant = find_closest(word[1], VERBS)
             message = f"no command {word[1]!r}" + (f"; did you mean {meant}?" if meant else "")
-        raise _UsageError(message, self.prog)
+        raise _UsageError(message, self)
 
     def _print_message(self, message: str, file: Any = None) -> None:
         """Write a message and, unlike argparse, raise the errors of the stream."""
@@ -108,11 +114,11 @@ def make_parser(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
     parser = _Parser(
         prog="launcher",
         description=_DESCRIPTION,
-        epilog=_EPILOG,
+        epilog=_EPILOG.format(page=find_page("CLI.md")),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"expert-launcher {__version__}")
-    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+    verbs = parser.add_subparsers(dest="verb", metavar="COMMAND", required=True)
     chosen = list(VERBS) if words is None else [word for word in words if word in VERBS][:1]
     for name, summary in VERBS.items():
         verb = verbs.add_parser(name, help=summary, description=summary)
@@ -175,6 +181,9 @@ def _run(argv: Sequence[str] | None) -> int:
             arguments, unknown = parser.parse_known_args(words)
         except _UsageError as end:  # a wrong flag may be the reason why a required one is missing
             unknown = [word for word in words if _is_unknown(word, options)]
+            if end.lacks_command and not unknown:
+                end.parser.print_help(sys.stderr)
+                return int(ExitCode.WRONG_INPUT)
             raise _explain_unknown(options, unknown, words) if unknown else end.error from None
         if unknown:
             raise _explain_unknown(options, unknown, words)
@@ -190,6 +199,12 @@ def _run(argv: Sequence[str] | None) -> int:
         return int(_load(arguments.verb).run(arguments))
     except LauncherError as error:
         return _report(error, [arguments.verb], is_json=getattr(arguments, "json", False))
+    except ModuleNotFoundError as missing:
+        what = f"launcher {arguments.verb}"
+        explained = explain_missing_module(missing, what, _EXTRAS.get(arguments.verb, "train"))
+        if explained is None:
+            raise
+        return _report(explained, [arguments.verb], is_json=getattr(arguments, "json", False))
 
 
 # Names of other programs for flags that have another name here.

@@ -76,14 +76,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> ExitCode:
     """Create the expert and print what was inferred."""
-    try:
-        from launcher.new_expert.create import create_expert
-        from launcher.new_expert.infer_roles import FieldFlags
-        from launcher.new_expert.proposal import Options
-    except ModuleNotFoundError as error:
-        raise InputError(
-            f"reading rows needs the package {error.name}", hint="pip install 'expert-launcher[data]'"
-        ) from None
+    from launcher.new_expert.create import create_expert
+    from launcher.new_expert.infer_roles import FieldFlags
+    from launcher.new_expert.proposal import Options
 
     roles = ("prompt", "answer", "context", "system", "messages", "text")
     options = Options(

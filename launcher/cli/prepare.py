@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from launcher.cli.tables import format_bar, make_console, print_json, print_table
-from launcher.core.errors import ExitCode, InputError
+from launcher.core.errors import ExitCode
 from launcher.core.units import format_percent
 from launcher.request.arguments import add_request_arguments, make_request
 
@@ -24,14 +24,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> ExitCode:
     """Run `launcher prepare`."""
     from launcher.core.progress import Progress
+    from launcher.launch.prepare_data import prepare_planned
     from launcher.request.request import plan_request
-
-    try:
-        from launcher.launch.prepare_data import prepare_planned
-    except ModuleNotFoundError as error:
-        raise InputError(
-            f"preparing data needs the package {error.name}", hint="pip install 'expert-launcher[data]'"
-        ) from None
 
     planned = plan_request(make_request(arguments))
     with Progress(planned.plan.data.num_rows) as progress:

@@ -70,6 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
     from launcher.bench.regression import evaluate, plan_pair, train
     from launcher.core.run_paths import make_run_id, make_run_paths
     from launcher.request.request import Request
+    from launcher.request.run_directory import check_new_run
 
     request = Request(
         expert=arguments.expert,
@@ -78,6 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
         max_steps=arguments.max_steps,
         profile=arguments.profile,
     )
+    check_new_run(Path(arguments.runs_dir))
     pair = plan_pair(request, _prepare)
     notes = _check_load(pair)
     if not arguments.json:

@@ -17,6 +17,7 @@ from launcher.manifest.trust import check_trust, list_code
 from launcher.plan.model import Plan
 from launcher.request.arguments import add_request_arguments, make_request
 from launcher.request.flag_types import positive_int
+from launcher.request.run_directory import check_new_run
 from launcher.runs.record import Outcome
 
 
@@ -38,6 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
     plan = rehearsal.planned.plan
     check_trust(list_code(rehearsal.planned.loaded.manifest), rehearsal.planned.loaded.path)
     check_packages(plan)
+    check_new_run(Path(arguments.runs_dir))
     if not arguments.json:
         _print_start(rehearsal)
     prepare(rehearsal.planned)

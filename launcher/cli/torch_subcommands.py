@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
+from launcher.core.installation import TRAIN_PACKAGES, find_missing, make_missing_error
 from launcher.core.processes import make_dependent_environment
 
 _CLEANUP_SECONDS = 30.0
@@ -13,6 +14,8 @@ _CLEANUP_SECONDS = 30.0
 
 def run_module(module: str, arguments: Sequence[str]) -> int:
     """Run `python -m module …` with the stdin, stdout and stderr of this process, and return its exit code."""
+    if missing := find_missing(TRAIN_PACKAGES):
+        raise make_missing_error(f"launcher {module.rpartition('.')[2]}", missing)
     # -P: files in the working directory must not shadow packages of the same name.
     command = [sys.executable, "-P", "-m", module, *arguments]
     sys.stdout.flush()

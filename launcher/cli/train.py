@@ -43,7 +43,7 @@ from launcher.request.arguments import (
     make_request,
 )
 from launcher.request.request import PlannedRun, load_request, plan_request
-from launcher.request.run_directory import check_run_id, find_run_to_resume
+from launcher.request.run_directory import check_new_run, find_run_to_resume
 from launcher.runs.record import Outcome
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ def _submit_new(arguments: argparse.Namespace, planned: PlannedRun, job: JobOpti
     check_trust(list_code(planned.loaded.manifest), planned.loaded.path)
     if job.target == "slurm":
         check_packages(planned.plan)
-    check_run_id(runs_dir, arguments.run_id)
+    check_new_run(runs_dir, arguments.run_id)
     _print_plan(arguments, planned)
     if job.target == "slurm":
         prepare(planned)  # here: GPU nodes should not wait for it, and often have no network
@@ -192,7 +192,7 @@ def _train(arguments: argparse.Namespace, planned: PlannedRun, node: Node | None
     check_startable(planned.plan, node)
     check_packages(planned.plan)
     if node is None:
-        check_run_id(runs_dir, arguments.run_id)
+        check_new_run(runs_dir, arguments.run_id)
     else:
         find_run_to_join(runs_dir, arguments.run_id, planned.plan, node)
     _print_plan(arguments, planned)

@@ -114,19 +114,23 @@ class TopologyError(LauncherError):
     exit_code = ExitCode.WRONG_TOPOLOGY
 
 
-def hint_for(error: BaseException) -> str:
-    """Return what to do about a file that cannot be read or written; empty if the error itself says enough."""
+def hint_for(error: BaseException, flag: str = "") -> str:
+    """Return what to do about a file that cannot be read or written; empty if the error itself says enough.
+
+    `flag` is the flag or variable that chooses another folder.
+    """
     if isinstance(error, LauncherError):
         return error.hint
     number = error.errno if isinstance(error, OSError) else None
     if match := re.search(r"\(os error (\d+)\)", str(error)):  # of a library in Rust
         number = int(match[1])
+    another = "choose another folder" + (f" with {flag}" if flag else "")
     if number in (errno.EACCES, errno.EPERM):
-        return "you have no permission: check the owner and the mode (`ls -ld`), or choose another folder"
+        return f"you have no permission: check the owner and the mode (`ls -ld`), or {another}"
     if number in (errno.ENOTDIR, errno.EEXIST):
-        return "a part of this path is a file and not a folder: choose another folder"
+        return f"a part of this path is a file and not a folder: {another}"
     if number == errno.EROFS:
-        return "the file system is read-only: choose another folder"
+        return f"the file system is read-only: {another}"
     if number in (errno.ENOSPC, errno.EDQUOT):
-        return "the disk is full: free some space, or choose another folder"
+        return f"the disk is full: free some space, or {another}"
     return ""

@@ -81,7 +81,7 @@ def _check_folder(folder: Path, flag: str, text: str, name: str) -> None:
         trial.open("xb").close()
         trial.unlink()
     except OSError as error:
-        raise _make_error(flag, text, f"cannot write to {folder}: {error.strerror}", hint_for(error)) from None
+        raise _make_error(flag, text, f"cannot write to {folder}: {error.strerror}", hint_for(error, flag)) from None
 
 
 def _make_error(flag: str, text: str, problem: str, hint: str) -> InputError:

@@ -192,14 +192,14 @@ def _make_root(paths: RunPaths) -> bool:
     except OSError as error:
         if isinstance(error, FileExistsError) and os.path.lexists(paths.root):  # not a folder above it
             return False
-        raise InputError(
-            f"{paths.root} cannot be created: {error.strerror}", hint="choose another folder with --runs-dir"
-        ) from None
+        hint = hint_for(error, "--runs-dir") or "choose another folder with --runs-dir"
+        raise InputError(f"{paths.root} cannot be created: {error.strerror}", hint=hint) from None
     with removed_on_failure(paths):
         try:
             paths.logs.mkdir()
         except OSError as error:
-            raise InputError(f"{paths.logs} cannot be created: {error.strerror}", hint=hint_for(error)) from None
+            hint = hint_for(error, "--runs-dir")
+            raise InputError(f"{paths.logs} cannot be created: {error.strerror}", hint=hint) from None
     return True
 
 

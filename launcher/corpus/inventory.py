@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import stat
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,12 +61,9 @@ class StoreEntry:
         return self.state in ("current", "unknown", "stale") and not self.folder.name.startswith(".")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CurrentKeys:
-    """Keys of the prepared data that an expert's manifest needs now, for all profiles."""
-
-    keys: frozenset[str]
-    is_complete: bool  # False: unknown for some profile (no tokenizer or data on this machine)
+# Returns the keys that the requests of a store (what was planned when it was prepared or found) have now; None for one
+# that is not known or cannot be planned on this machine.
+ComputeKeys = Callable[[Path], Iterable[str | None]]
 
 
 def get_dataset_cache_dirs(environ: Mapping[str, str], home: Path) -> tuple[Path, ...]:
@@ -116,13 +113,13 @@ def measure_folder(folder: Path) -> int:
     return total
 
 
-def list_stores(roots: Iterable[Path], current_keys: Mapping[str, CurrentKeys]) -> list[StoreEntry]:
-    """List the stores of prepared data in `roots` with their state; `current_keys` has the keys in use, by expert."""
+def list_stores(roots: Iterable[Path], compute_keys: ComputeKeys) -> list[StoreEntry]:
+    """List the stores of prepared data in `roots` with their state."""
     entries = []
     for root in {root.resolve(): root for root in reversed(list(roots))}.values():
         for folder in _list_folder(root):
             if is_store(folder) or find_scratch_key(folder) is not None:
-                state, reason, expert = _find_state(root, folder, current_keys)
+                state, reason, expert = _find_state(root, folder, compute_keys)
                 size = measure_folder(folder)
                 entries.append(StoreEntry(folder=folder, expert=expert, num_bytes=size, state=state, reason=reason))
     return sorted(entries, key=lambda entry: entry.folder)
@@ -135,7 +132,7 @@ def _list_folder(folder: Path) -> list[Path]:
         return []
 
 
-def _find_state(root: Path, folder: Path, current_keys: Mapping[str, CurrentKeys]) -> tuple[StoreState, str, str]:
+def _find_state(root: Path, folder: Path, compute_keys: ComputeKeys) -> tuple[StoreState, str, str]:
     expert = root.name
     foreign = find_foreign_file(folder)
     if foreign is not None:
@@ -150,13 +147,15 @@ def _find_state(root: Path, folder: Path, current_keys: Mapping[str, CurrentKeys
     if manifest is None or damage is not None:
         return "damaged", damage or "not a store", expert
     expert = manifest.expert
-    now = current_keys.get(expert)
-    if now is not None and manifest.key in now.keys:
-        return "current", "matches the expert's manifest", expert
     if _is_of_older_version(manifest.parts):
         return "stale", "prepared by an older version of the launcher", expert
-    if now is None or not now.is_complete:
-        return "unknown", "the expert's data or tokenizer is not on this machine", expert
+    is_complete = True
+    for key in compute_keys(folder):
+        if key == manifest.key:
+            return "current", "matches the manifest and flags it was prepared for", expert
+        is_complete &= key is not None
+    if not is_complete:
+        return "unknown", "what it was prepared for is not known, or not on this machine", expert
     return "stale", "manifest, data or tokenizer have changed", expert
 
 

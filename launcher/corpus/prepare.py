@@ -80,8 +80,6 @@ def _disk_error(error: OSError, root: Path) -> InputError:
             f"no space left while preparing data in {root}; incomplete files were removed",
             hint="free some space (`launcher data --prune`), or set LAUNCHER_DATA_DIR to another disk",
         )
-    hint = hint_for(error)
     return InputError(
-        f"preparing data in {root} failed: {error.strerror or error}",
-        hint=f"{hint}: LAUNCHER_DATA_DIR" if hint else "",
+        f"preparing data in {root} failed: {error.strerror or error}", hint=hint_for(error, "LAUNCHER_DATA_DIR=DIR")
     )

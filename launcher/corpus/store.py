@@ -25,13 +25,17 @@ from launcher.corpus.pack_file import PackFile
 
 AUDIT_FILE = "audit.json"
 STORE_FILE = "store.json"
+# What was planned when the data was prepared or found, one request per line. Not part of the content of a store.
+REQUESTS_FILE = "requests.jsonl"
 # Written into each folder when it is created: only a folder with it, or with a valid store.json, is ever deleted. It
 # names the store, so that a copy in another folder means nothing.
 MARKER_FILE = ".made-by-expert-launcher"
 _MARKER_TEXT = "Prepared data {}, made by expert-launcher; `launcher data --prune` may delete this folder.\n"
 _STORE_NAME = re.compile(r"[0-9a-f]{16}")
 _SCRATCH_NAME = re.compile(r"\.([0-9a-f]{16})\.making-[0-9]+")
-_FILE_NAME = re.compile(rf"{MARKER_FILE}|\.?({STORE_FILE}|{AUDIT_FILE})(\.[0-9]+\.tmp)?|[\w-]+\.(arrow|ids|mask)")
+_FILE_NAME = re.compile(
+    rf"{MARKER_FILE}|{REQUESTS_FILE}|\.?({STORE_FILE}|{AUDIT_FILE})(\.[0-9]+\.tmp)?|[\w-]+\.(arrow|ids|mask)"
+)
 # Larger files are hashed only once: reading them would slow down every start.
 _LARGE_BYTES = 1 << 28
 _SHOWN_KEY_DIGITS = 16

@@ -19,6 +19,7 @@ from importlib.resources import files
 from types import MappingProxyType
 
 from launcher.core.errors import InputError, Problem
+from launcher.core.installation import find_page
 from launcher.core.units import bytes_to_gib, mib_to_bytes
 from launcher.hardware.model import Gpu, GpuClass, Interconnect
 
@@ -113,8 +114,8 @@ def lookup_gpu(name: str) -> Gpu:
     raise InputError(
         "the GPU is not in the catalogue",
         (Problem(where=name or "(empty)", what=what),),
-        f"docs/gpus.md lists {len(GPUS)} GPUs, such as {', '.join(_EXAMPLES)}; describe any other one in hardware.json "
-        "(docs/CLI.md#your-hardware), or omit --gpu to plan for this machine",
+        f"{find_page('gpus.md')} lists {len(GPUS)} GPUs, such as {', '.join(_EXAMPLES)}; describe any other one in "
+        f"hardware.json ({find_page('CLI.md')}#your-hardware), or omit --gpu to plan for this machine",
     )
 
 

@@ -27,6 +27,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from launcher.core.errors import InputError, ManifestError, Problem
+from launcher.core.installation import find_page
 from launcher.core.run_paths import expand_home, get_home
 from launcher.core.units import bytes_to_gib, format_price, mib_to_bytes
 from launcher.hardware.gpu_catalogue import GPUS, is_same_gpu, lookup_gpu
@@ -112,7 +113,7 @@ def load_hardware_overrides() -> HardwareOverrides:
 
 def _refuse(title: str, problems: tuple[Problem, ...] = ()) -> InputError:
     return InputError(
-        title, problems, hint=f"docs/CLI.md has an example; {HARDWARE_VARIABLE}=off plans without the file"
+        title, problems, hint=f"{find_page('CLI.md')} has an example; {HARDWARE_VARIABLE}=off plans without the file"
     )
 
 

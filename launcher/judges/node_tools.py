@@ -16,11 +16,12 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from launcher.core.installation import find_page, is_checkout
 from launcher.core.run_paths import get_env_path
 from launcher.core.worker import WorkerError, run_command
 
 NODE_DIR_VARIABLE = "LAUNCHER_NODE_DIR"  # overrides the folder with node_modules
-INSTALL_HINT = "make quality-tools"
+INSTALL_HINT = "make quality-tools" if is_checkout() else f"see {find_page('QUALITY.md')}"
 _OLDEST_NODE = 20  # the first with a permission model
 
 

@@ -2,35 +2,36 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
-from launcher.core.choices import Profile
 from launcher.core.errors import LauncherError
+from launcher.core.run_files import open_log, parse_model, read_text
 from launcher.core.run_paths import get_home
 from launcher.corpus.end_token import note_disagreement
 from launcher.corpus.inventory import (
     CachedDataset,
-    CurrentKeys,
     StoreEntry,
     get_dataset_cache_dirs,
     list_cached_datasets,
     list_stores,
 )
 from launcher.corpus.prepare import Prepared, prepare
-from launcher.corpus.spec import compute_current_key, get_expert_stores_dir, get_stores_dir, make_preparation_spec
+from launcher.corpus.spec import DEFAULT_FOLDER, compute_current_key, get_stores_dir, make_preparation_spec
+from launcher.corpus.store import REQUESTS_FILE
 from launcher.corpus.tokenizer import load_planned_tokenizer
-from launcher.manifest import list_experts
-from launcher.request.request import PlannedRun, Request, base_folders, plan_request
+from launcher.manifest import find_manifest, list_experts, load_manifest
+from launcher.manifest.cache_dir import resolve_cache_dir
+from launcher.request.request import PlannedRun, Request, base_folders, format_request, plan_request
 
 # Prepared data does not depend on the hardware, but a plan needs some.
 _ANY_GPU = "h100"
-# Counting tokens takes most of the time of a plan. Data depends on their number only in the smoke profile, where it
-# decides the maximum length.
-_ANY_LENGTH = 512
-_PROFILES: dict[Profile, int | None] = {"full": _ANY_LENGTH, "smoke": None}
+_ANY_LENGTH = 512  # of rows: counting their tokens takes most of the time
+_MAX_REQUESTS = 50  # per store, the latest
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,46 +46,56 @@ def take_inventory() -> DataInventory:
     """List all cached datasets and prepared data with the experts that use them, without downloading anything."""
     os.environ["HF_HUB_OFFLINE"] = "1"  # read when the hub's client is imported, which has not happened yet
     users: dict[str, list[str]] = {}
-    keys: dict[str, CurrentKeys] = {}
     default = get_stores_dir()
     roots = [folder for folder in default.iterdir() if not folder.is_symlink()] if default.is_dir() else []
     for name in list_experts():
-        plans = _plan_profiles(name)
-        for planned in plans:
-            path = planned.loaded.manifest.training.dataset.path
-            if path is not None and name not in users.setdefault(path.partition("::")[0], []):
-                users[path.partition("::")[0]].append(name)
-            with suppress(LauncherError):
-                roots.append(get_expert_stores_dir(planned.plan))
-        for expert in {planned.plan.expert for planned in plans}:
-            keys[expert] = _merge(keys.get(expert), _current_keys(plans))
+        with suppress(LauncherError):  # a broken manifest must not hide other experts' data
+            manifest = load_manifest(find_manifest(name)).manifest
+            if (path := manifest.training.dataset.path) is not None:
+                users.setdefault(path.partition("::")[0], []).append(name)
+            cache = manifest.training.config.pretokenized_cache
+            roots.append(resolve_cache_dir(cache or f"{DEFAULT_FOLDER}/{manifest.expert}"))
     caches = get_dataset_cache_dirs(os.environ, get_home())
-    return DataInventory(datasets=tuple(list_cached_datasets(caches, users)), stores=tuple(list_stores(roots, keys)))
+    return DataInventory(
+        datasets=tuple(list_cached_datasets(caches, users)), stores=tuple(list_stores(roots, _compute_requested_keys))
+    )
 
 
-def _plan_profiles(expert: str) -> list[PlannedRun]:
-    """Plan an expert's full and smoke profiles; skip errors: a broken manifest must not hide other experts' data."""
-    plans = []
-    for profile, length in _PROFILES.items():
+def _compute_requested_keys(store: Path) -> Iterator[str | None]:
+    """Yield the keys that the requests of a store would have now, None for one that cannot be planned here."""
+    try:
+        lines = read_text(store / REQUESTS_FILE).splitlines()
+        requests = [parse_model(Request, line, store / REQUESTS_FILE) for line in lines[-_MAX_REQUESTS:]]
+    except LauncherError:
+        requests = []
+    if not requests:
+        yield None
+    for request in reversed(requests):
+        # The smoke profile chooses its sequence length by the length of rows.
+        length = None if request.profile == "smoke" else _ANY_LENGTH
         with suppress(LauncherError):
-            plans.append(plan_request(Request(expert=expert, gpu=_ANY_GPU, profile=profile, tokens_per_row=length)))
-    return plans
+            planned = plan_request(replace(request, gpu=_ANY_GPU, tokens_per_row=length))
+            folder = planned.loaded.folder
+            yield compute_current_key(planned.plan, folder, base_folders(folder))
+            continue
+        yield None
 
 
-def _merge(one: CurrentKeys | None, other: CurrentKeys) -> CurrentKeys:
-    """Combine the data keys of two manifests of the same expert, so that the data of neither counts as stale."""
-    if one is None:
-        return other
-    return CurrentKeys(keys=one.keys | other.keys, is_complete=one.is_complete and other.is_complete)
-
-
-def _current_keys(plans: Sequence[PlannedRun]) -> CurrentKeys:
-    keys = [
-        compute_current_key(planned.plan, planned.loaded.folder, base_folders(planned.loaded.folder))
-        for planned in plans
-    ]
-    is_complete = None not in keys and len(plans) == len(_PROFILES)
-    return CurrentKeys(keys=frozenset(key for key in keys if key), is_complete=is_complete)
+def _remember_request(store: Path, planned: PlannedRun) -> None:
+    """Add what was planned to the requests of a store, so that `launcher data` knows whether it is still in use."""
+    request = planned.request
+    own = Request(
+        expert=str(planned.loaded.path),
+        overrides=request.overrides,
+        base=request.base,
+        max_steps=request.max_steps,
+        profile=planned.plan.profile,
+    )
+    line = json.dumps(json.loads(format_request(own)), sort_keys=True)
+    with suppress(OSError, LauncherError):  # data of others can be read only
+        if not (store / REQUESTS_FILE).exists() or line not in read_text(store / REQUESTS_FILE).splitlines():
+            with open_log(store / REQUESTS_FILE) as file:
+                file.write(f"{line}\n".encode())
 
 
 def prepare_planned(planned: PlannedRun, report: Callable[[str], None], advance: Callable[[int], None]) -> Prepared:
@@ -95,4 +106,6 @@ def prepare_planned(planned: PlannedRun, report: Callable[[str], None], advance:
     spec = make_preparation_spec(plan, planned.loaded.folder, tokenizer)
     for note in note_disagreement(spec.template, tokenizer):
         report(f"note: {note}")
-    return prepare(spec, report, advance)
+    prepared = prepare(spec, report, advance)
+    _remember_request(prepared.store.folder, planned)
+    return prepared

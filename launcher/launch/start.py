@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import sys
 import time
@@ -11,9 +10,9 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from launcher.core.choices import DEEPSPEED_STRATEGIES
 from launcher.core.errors import ExitCode, InputError, RunFailedError, hint_for
 from launcher.core.file_lock import is_locked
+from launcher.core.installation import find_missing, find_missing_for_training, make_missing_error
 from launcher.core.processes import LAUNCHER_TERMINAL, make_child_environment
 from launcher.core.run_paths import RunPaths
 from launcher.hardware.model import Hardware, format_hardware
@@ -44,19 +43,12 @@ _SINGLE_PROCESS = (sys.executable, "-I", "-S", str(Path(__file__).with_name("sin
 _RECORD_SECONDS = 5.0  # how long rank 0 may take, on another node, to write outcome.json
 _POLL_SECONDS = 0.2
 
-_PACKAGES = ("accelerate", "jinja2", "numpy", "peft", "pyarrow", "tokenizers", "torch", "transformers")
-
 
 def check_packages(plan: Plan) -> None:
     """Raise InputError if a package that the plan needs is not installed, without importing any."""
-    needed = (*_PACKAGES, "deepspeed") if plan.strategy in DEEPSPEED_STRATEGIES else _PACKAGES
-    missing = [name for name in needed if importlib.util.find_spec(name) is None]
-    if missing:
-        raise InputError(
-            f"training needs packages that are not installed: {', '.join(missing)}",
-            hint="pip install 'expert-launcher[train]', or `make train`, which installs them",
-        )
-    absent = [name for name in plan.trackers if importlib.util.find_spec(name) is None]
+    if missing := find_missing_for_training(plan.strategy):
+        raise make_missing_error("training", missing)
+    absent = find_missing(plan.trackers)
     if absent:
         raise InputError(
             f"training.config.report_to names trackers whose packages are not installed: {', '.join(absent)}",

@@ -86,7 +86,7 @@ def _explain_syntax(text: str, error: json.JSONDecodeError) -> str:
 
 def _parse(text: str, path: Path) -> Json:
     if not text.strip():
-        raise ManifestError(f"{path} is empty", hint="start with a copy of experts/neo4j/manifest.json")
+        raise ManifestError(f"{path} is empty", hint="`launcher new` writes a manifest from your rows")
     duplicates: list[str] = []
 
     def make_object(pairs: list[tuple[str, Json]]) -> dict[str, Json]:

@@ -143,7 +143,7 @@ def _make_evaluation(expert: str, proposal: Proposal) -> Json:
     """Return the manifest's `evaluation`: the judge's name, or none if the expert's name would select a wrong judge."""
     language = proposal.language
     if language is not None:
-        comment = f"{language.reason}. Judges: docs/QUALITY.md."
+        comment = f"{language.reason}. Judges: QUALITY.md of the documentation."
         return {"judge": language.name, "_judge_comment": comment}
     if expert.removeprefix("expert-") in JUDGED_NAMES:
         return {"task_rows": 0, "_judge_comment": "The answers are not in the language of the expert's name."}

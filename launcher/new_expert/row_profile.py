@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from launcher.core.errors import InputError, Problem
+from launcher.core.installation import find_page
 from launcher.core.units import MIB
 from launcher.corpus.conversations import is_chat, looks_like_chat
 from launcher.corpus.row_text import is_encodable, is_missing
@@ -156,7 +157,8 @@ def _open_source(path: Path, data_format: str | None) -> FileSource:
         if re.fullmatch(r"[\w.-]+/[\w.-]+", str(path)) and not path.suffix and not path.exists():
             hint = (
                 "a dataset of the Hugging Face Hub has no file here: write the manifest by hand, with "
-                f'training.dataset.path "{path}" and format "huggingface" (docs/DATA.md), or download its rows first'
+                f'training.dataset.path "{path}" and format "huggingface" ({find_page("DATA.md")}), '
+                "or download its rows first"
             )
         raise InputError(error.title, hint=hint) from None
     if source.format == "csv":

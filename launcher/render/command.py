@@ -141,6 +141,8 @@ def make_environment(plan: Plan, spec: LaunchSpec, paths: RunPaths, rendezvous: 
     elif spec.on_cpu:
         # ACCELERATE_USE_CPU would silently turn FSDP and DeepSpeed into DDP. These two keep the engine, on CPU ranks.
         environment |= {"ACCELERATE_BYPASS_DEVICE_MAP": "true", "ACCELERATE_TORCH_DEVICE": "cpu"}
+        if spec.uses_deepspeed:
+            environment["DS_ACCELERATOR"] = "cpu"  # otherwise DeepSpeed warns that it found no GPU
     else:
         # torch 2.9 and later read this name; the older PYTORCH_CUDA_ALLOC_CONF is read too, and warned about.
         environment |= {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}

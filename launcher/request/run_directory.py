@@ -14,6 +14,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from launcher.core.errors import InputError
+from launcher.core.output_path import check_output_folder
 from launcher.core.redaction import get_known_secrets, redact_tree
 from launcher.core.run_paths import (
     FIND_ELSEWHERE,
@@ -33,8 +34,9 @@ from launcher.request.request import PlannedRun, format_request, load_request
 from launcher.runs.record import load_outcome
 
 
-def check_run_id(runs_dir: Path, run_id: str | None) -> None:
+def check_new_run(runs_dir: Path, run_id: str | None = None) -> None:
     """Raise InputError if a run with this id exists or cannot be created, before data is prepared."""
+    check_output_folder(str(runs_dir), "--runs-dir")
     if run_id is not None:
         check_free(make_run_paths(runs_dir, run_id))
 

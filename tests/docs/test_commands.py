@@ -20,7 +20,7 @@ import pytest
 from launcher.cli import bench
 from launcher.cli.main import main, make_parser
 from launcher.train import make_parser as make_train_parser
-from tests.conftest import ROOT, outside_make, python_path
+from tests.conftest import EXPERTS, ROOT, outside_make, python_path
 from tests.docs.commands import all_commands, find_parser, find_verbs, is_quick, split
 from tests.docs.markdown import COMMAND_BLOCKS, OTHER_BLOCKS, PAGES, Piece, list_blocks, list_commands, list_spans
 from tests.docs.pinned import FOREIGN, PINNED, PLACEHOLDERS, SLOW, WALK_THROUGH
@@ -151,11 +151,17 @@ def test_make_help_lists_every_target() -> None:
     assert [target for target in make_targets() if f"  make {target} " not in shown.stdout] == []
 
 
+def copy_experts(folder: Path) -> None:
+    for name in EXPERTS:
+        shutil.copytree(ROOT / "experts" / name, folder / "experts" / name)
+    shutil.copy(ROOT / "experts/manifest.schema.json", folder / "experts")
+
+
 @pytest.fixture(scope="module")
 def workspace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder with the experts, rows, two recorded runs, and the guide's expert."""
     folder = tmp_path_factory.mktemp("docs")
-    shutil.copytree(ROOT / "experts", folder / "experts", ignore=shutil.ignore_patterns("generator", "__pycache__"))
+    copy_experts(folder)
     shutil.copy(ROOT / "experts/sql/sample/train.jsonl", folder / "rows.jsonl")  # what the docs call a user's rows
     for name, seed in (("first", 1), ("second", 2)):
         write_run(folder / "runs", MadeRun(run_id=name, seed=seed, num_steps=20))
@@ -203,7 +209,7 @@ def run(text: str, folder: Path, steps: int | None = None) -> str:
 @pytest.mark.slow
 def test_the_guide_works_as_written(tmp_path: Path) -> None:
     """Run the guide's walk-through, then the other slow commands of the docs in the same folder."""
-    shutil.copytree(ROOT / "experts", tmp_path / "experts", ignore=shutil.ignore_patterns("generator", "__pycache__"))
+    copy_experts(tmp_path)
     for text in WALK_THROUGH:
         run(text, tmp_path)
     assert (tmp_path / "runs/first/adapter/adapter_model.safetensors").is_file()

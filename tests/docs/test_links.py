@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, expert_manifests
 from tests.docs.markdown import PAGES, Piece, list_anchors, list_links, list_spans
 
 ALL_PAGES = (
     *PAGES,
     ROOT / "CHANGELOG.md",
-    *sorted(ROOT.glob("experts/*/sample/README.md")),
+    *(file.parent / "sample/README.md" for file in expert_manifests()),
     ROOT / "launcher/base_models/tiny_base/README.md",
     ROOT / "launcher/training/kernels/README.md",
 )

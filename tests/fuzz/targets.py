@@ -21,7 +21,7 @@ from launcher.judges.external_command import CommandJudge
 from launcher.judges.registry import open_judge_by_name
 from launcher.manifest.dataset import FieldMapping
 from launcher.request.request import Request, plan_request
-from tests.conftest import ROOT
+from tests.conftest import ROOT, expert_manifests
 from tests.fuzz.mutate import ABSURD, mutate_text, replace_file
 from tests.fuzz.run_directory import time_limit
 
@@ -33,7 +33,7 @@ class ManifestFuzzer:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._texts = [file.read_text() for file in sorted(ROOT.glob("experts/*/manifest.json"))]
+        self._texts = [file.read_text() for file in expert_manifests()]
 
     def run_case(self, rng: random.Random) -> str:
         """Return what is wrong, empty if nothing is."""
@@ -57,7 +57,8 @@ class RowsFuzzer:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        lines = [file.read_text().splitlines()[:6] for file in sorted(ROOT.glob("experts/*/sample/train.jsonl"))]
+        samples = [file.parent / "sample/train.jsonl" for file in expert_manifests()]
+        lines = [sample.read_text().splitlines()[:6] for sample in samples]
         self._rows = [[json.loads(line) for line in part] for part in lines]
         chat = [{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}] * 3
         self._rows.append(chat)

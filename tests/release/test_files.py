@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
+import shutil
 import subprocess
+import sys
 import tomllib
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from launcher.manifest import list_experts
 from tests.conftest import ROOT, outside_make
 
 
@@ -71,7 +76,7 @@ def test_hooks_and_make_check_agree() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["train"], "no expert given. Write EXPERT=NAME; experts: json neo4j sql typescript."),
+        (["train"], f"no expert given. Write EXPERT=NAME; experts: {' '.join(list_experts())}."),
         (["train", "EXPERT=json", "MAX_STEPS=5"], "unknown: MAX_STEPS. Variables: EXPERT STEPS ARGS"),
         (["train", "EXPERT=json", "STEPS=5", "ARGS=--gpu h100"], "launcher train json --max-steps 5 --gpu h100\n"),
         (["train", "ARGS=--resume a"], "launcher train   --resume a\n"),
@@ -91,3 +96,20 @@ def test_packages_of_the_extras_are_pinned() -> None:
     pinned = {line.partition("==")[0].lower().replace("_", "-") for line in (ROOT / "constraints.txt").open()}
     named = {re.split(r"[\[<>=]", item)[0].lower() for items in extras.values() for item in items}
     assert named - pinned - {"expert-launcher", "flash-attn-4"} == set()
+
+
+@pytest.mark.slow
+def test_tests_pass_next_to_an_own_expert(tmp_path: Path) -> None:
+    folder = tmp_path / "checkout"
+    ignored = (".git", ".venv", ".*_cache", ".hypothesis", "__pycache__", "datasets_optimized")
+    shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(*ignored))
+    environment = {**os.environ, "PYTHONPATH": str(folder)}
+    made = [sys.executable, "-m", "launcher", "new", "shop", "--data", "experts/sql/sample/train.jsonl"]
+    subprocess.run(made, cwd=folder, env=environment, check=True, capture_output=True)
+    before = {path.name for path in folder.iterdir()}
+    files = [f"tests/unit/{name}" for name in ("cli/test_train.py", "judges/test_registry.py", "launch", "manifest")]
+    tests = [sys.executable, "-m", "pytest", "tests/docs", "tests/release/test_files.py", *files]
+    environment.pop("LAUNCHER_TEST_ALL")
+    done = subprocess.run(tests, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-5000:]
+    assert {path.name for path in folder.iterdir() if path.name[0] != "."} <= before

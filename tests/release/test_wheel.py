@@ -14,10 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT
+from tests.conftest import EXPERTS, ROOT
 
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-EXPERTS = ("json", "neo4j", "sql", "typescript")
 # Required files that are not Python modules.
 DATA = (
     "launcher/py.typed",
@@ -32,6 +31,7 @@ DATA = (
     "launcher/experts/manifest.schema.json",
     "launcher/accelerate_configs/fsdp2_8gpu.yaml",
     "launcher/ds_configs/zero3.json",
+    "launcher/docs/CLI.md",
     *(f"launcher/experts/{name}/manifest.json" for name in EXPERTS),
     *(f"launcher/experts/{name}/sample/{part}.jsonl" for name in EXPERTS for part in ("train", "validation", "test")),
 )

@@ -82,7 +82,7 @@ def _probe(name: str, folder: Path) -> DiskFacts:
             folder=folder,
             storage=storage,
             has_inodes=not usage.f_files or usage.f_favail > 0,
-            is_writable=os.access(existing, os.W_OK) and not usage.f_flag & os.ST_RDONLY,
+            is_writable=existing.is_dir() and os.access(existing, os.W_OK) and not usage.f_flag & os.ST_RDONLY,
         )
 
     try:

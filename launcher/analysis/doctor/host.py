@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.analysis.doctor.findings import Finding, Reporter
+from launcher.core.installation import find_page
 from launcher.core.units import GIB, MIB, format_gib
 from launcher.hardware.probe import probe_cpu_cores, probe_ram_bytes
 from launcher.judges.sandbox import describe_boundary
@@ -98,7 +99,8 @@ def check_judges() -> Iterator[Finding]:
         yield _report.ok("judges", "answers are judged without network, writable files or other processes")
         return
     why = "judges execute code that a model generated"
-    yield _report.note("judges", gaps, why, "evaluate on Linux with user namespaces or seccomp; see docs/SECURITY.md")
+    remedy = f"evaluate on Linux with user namespaces or seccomp; see {find_page('SECURITY.md')}"
+    yield _report.note("judges", gaps, why, remedy)
 
 
 def _check_cores(facts: HostFacts, num_gpus: int) -> Finding:

@@ -18,6 +18,7 @@ from launcher.analysis.doctor.findings import Finding, Reporter, Status, make_sk
 from launcher.analysis.doctor.gpu_checks import GpuFacts
 from launcher.core.choices import EIGHT_BIT_OPTIMIZERS
 from launcher.core.frozen_model import Frozen
+from launcher.core.installation import format_install
 from launcher.core.worker import WorkerError, kill_process_group, start_process
 from launcher.hardware.model import Gpu
 from launcher.plan.model import Plan
@@ -28,17 +29,17 @@ LIMIT_SECONDS = 240.0
 _GOOD_SHARE, _BAD_SHARE = 0.65, 0.45
 _SLOW_COPIES = 6.0  # GB/s: half the bandwidth of eight PCIe 4 lanes
 _MAX_LINE = 160
-_INSTALL = "pip install 'expert-launcher[train]'"
+_INSTALL = format_install("train")
 # Packages that only some plans need, and how to install them.
 _OPTIONAL = {
-    "bitsandbytes": ("bitsandbytes", "pip install 'expert-launcher[cuda]'"),
-    "deepspeed": ("deepspeed", "pip install 'expert-launcher[train]'"),
+    "bitsandbytes": ("bitsandbytes", format_install("cuda")),
+    "deepspeed": ("deepspeed", _INSTALL),
     "flash_attn": ("flash-attn", "pip install flash-attn --no-build-isolation, or set training.config.attention=auto"),
     "flash_attn_interface": (
         "flash-attn-3",
         "build it from github.com/Dao-AILab/flash-attention, or set training.config.attention=auto",
     ),
-    "flash_attn.cute": ("flash-attn-4", "pip install 'expert-launcher[flash4]'"),
+    "flash_attn.cute": ("flash-attn-4", format_install("flash4")),
     "fused loss": ("triton", "pip install triton"),
 }
 

@@ -21,10 +21,12 @@ from launcher.analysis.doctor.speed_checks import check_speed
 from launcher.analysis.doctor.wandb_checks import check_login
 from launcher.core import metrics
 from launcher.core.errors import DoesNotFitError, InputError, LauncherError, ManifestError
+from launcher.core.installation import find_missing_for_training, format_install
 from launcher.core.metrics import find_values
 from launcher.core.run_paths import RunPaths
 from launcher.hardware.user_overrides import load_hardware_overrides
 from launcher.manifest.trust import list_code
+from launcher.plan import Plan
 from launcher.request.request import PlannedRun, Request, plan_request
 from launcher.runs.record import compute_median, list_run_code
 
@@ -59,6 +61,7 @@ def run_doctor(
         expert = planned
         findings += _run_check("expert", "plan", lambda: check_expert(probe_expert(expert, runs_dir)))
         findings += _report_code("expert", list_code(expert.loaded.manifest))
+        findings += _check_installed(expert.plan)
     is_wsl = host.exception() is None and host.result().is_wsl
     findings += _run_check("GPU", "GPU", lambda: check_gpus(gpu_facts, is_wsl=is_wsl))
     findings += _run_check("machine", "machine", lambda: check_host(host.result(), len(gpu_facts.readings)))
@@ -75,6 +78,12 @@ def run_doctor(
     say("testing torch, the GPU and installed packages (--quick skips this) ...")
     packages = _run_check("packages", "torch", lambda: check_packages(*probe_packages(environment), gpu_facts, plan))
     return make_report([*findings, *packages])
+
+
+def _check_installed(plan: Plan) -> Iterator[Finding]:
+    if missing := find_missing_for_training(plan.strategy):
+        why, found = "training does not start without them", f"not installed: {', '.join(missing)}"
+        yield Reporter("packages").problem("training", found, why, format_install("train"))
 
 
 def _check_hardware_overrides() -> Iterator[Finding]:

@@ -9,12 +9,14 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from launcher.core.errors import InputError
+from launcher.core.installation import format_install
 from launcher.core.worker import WorkerError
+from launcher.judges import node_tools
 from launcher.judges.node_tools import find_node, find_package, make_node_command, make_node_environment
 from launcher.judges.worker import LimitedWorker, make_module_worker
 
 ANALYSER = "@neo4j-cypher/language-support"
-INSTALL_HINT = "pip install 'expert-launcher[quality]'; better still: make quality-tools, which needs npm"
+INSTALL_HINT = f"{format_install('quality')}; better still: {node_tools.INSTALL_HINT}, which needs npm"
 _FILE = Path("src") / "syntaxValidation" / "semanticAnalysis.js"
 _WORKER = "launcher.judges.cypher.syntax_worker"
 _SECONDS = 10.0  # a real query takes 0.1 s, the first one of a process 1 s

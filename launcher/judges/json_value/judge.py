@@ -6,6 +6,7 @@ import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from launcher.core.installation import format_install
 from launcher.core.worker import WorkerError
 from launcher.judges.base import (
     MAX_ANSWER_CHARACTERS,
@@ -16,7 +17,7 @@ from launcher.judges.base import (
     strip_code_fence,
 )
 from launcher.judges.json_value.compare import Json, find_broken, find_difference, find_lost, load_json
-from launcher.judges.json_value.schema_check import SchemaChecker, UnusableSchemaError, name_checker
+from launcher.judges.json_value.schema_check import SchemaChecker, UnusableSchemaError, find_checker
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,19 +34,24 @@ class _Basis:
         return Verdict(checks=checks, reason=next((fault for fault in faults.values() if fault), ""))
 
 
+_MISSING = f"not judged: needs jsonschema-rs ({format_install('quality')})"
+
+
 class JsonJudge(CloseOnExit):
     """Judge of JSON answers. If a row's context is a JSON Schema, its answers are validated against it, too."""
 
     main_check = "equal"
 
     def __init__(self, *, schema_seconds: float = 5.0) -> None:
+        checker = find_checker()
         reader = f"json of Python {platform.python_version()}, strict"
         self.checks = (
             Check(name="parses", title="parses as JSON", checker=reader),
-            Check(name="schema", title="fits the JSON Schema of the row", checker=name_checker()),
+            Check(name="schema", title="fits the JSON Schema of the row", checker=checker or _MISSING),
             Check(name="kept", title="loses nothing of the text to repair", checker=reader),
             Check(name="equal", title="equals the reference as a value", checker=reader),
         )
+        self._has_checker = checker is not None
         self._schemas = SchemaChecker(seconds=schema_seconds)
 
     def judge(self, rows: Sequence[ReferenceRow], answers: Sequence[str]) -> list[Verdict]:
@@ -90,9 +96,11 @@ class JsonJudge(CloseOnExit):
         return _Basis(applies=applies, reference=reference, broken=broken or "")
 
     def _has_usable_schema(self, row: ReferenceRow) -> bool:
-        """Return whether the row's context is a valid JSON Schema that the row's reference fits."""
+        """Return whether the row's context is a valid JSON Schema that the row's reference fits, and can be checked."""
+        if not self._has_checker or not row.context.strip():
+            return False
         try:
-            return bool(row.context.strip()) and not self._schemas.find_schema_violation(row.context, row.reference)
+            return not self._schemas.find_schema_violation(row.context, row.reference)
         except (UnusableSchemaError, WorkerError):
             return False
 

@@ -10,14 +10,14 @@ import json
 import sys
 from functools import lru_cache
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
-from launcher.core.errors import InputError
 from launcher.judges.json_value.compare import Json, load_json
 from launcher.judges.worker import make_module_worker
 
 if TYPE_CHECKING:
-    from jsonschema_rs import Validator
+    from jsonschema_rs import FancyRegexOptions, RegexOptions, Validator
 
 _SECONDS, _MEMORY_MIB = 5.0, 1024
 _MAX_SCHEMA_CHARACTERS = 1_000_000
@@ -37,10 +37,9 @@ class UnusableSchemaError(Exception):
     """The schema is not valid, so no value can be checked against it."""
 
 
-def name_checker() -> str:
-    """Return name and version of the package jsonschema-rs; raises InputError if it is not installed."""
-    _import()
-    return f"jsonschema-rs {version('jsonschema-rs')}"
+def find_checker() -> str | None:
+    """Return name and version of the package jsonschema-rs; None if it is not installed."""
+    return None if find_spec("jsonschema_rs") is None else f"jsonschema-rs {version('jsonschema-rs')}"
 
 
 class SchemaChecker:
@@ -80,16 +79,19 @@ def serve() -> None:
 @lru_cache(maxsize=4096)
 def _load_validator(schema_text: str) -> Validator:
     """Compile a JSON Schema; its regular expressions run in linear time if possible, else with bounded backtracking."""
-    rs, schema = _import(), _read_schema(schema_text)
+    import jsonschema_rs as rs
+
+    schema = _read_schema(schema_text)
     try:
         return _compile(schema, rs.RegexOptions(size_limit=_MAX_PATTERN_BYTES))
     except UnusableSchemaError:
         return _compile(schema, rs.FancyRegexOptions(backtrack_limit=100_000, size_limit=_MAX_PATTERN_BYTES))
 
 
-def _compile(schema: Json, pattern_options: object) -> Validator:
+def _compile(schema: dict[str, Json], pattern_options: RegexOptions | FancyRegexOptions) -> Validator:
     """Compile a schema with format checks."""
-    rs = _import()
+    import jsonschema_rs as rs
+
     try:
         validator: Validator = rs.validator_for(
             schema, offline=True, validate_formats=True, pattern_options=pattern_options
@@ -117,14 +119,3 @@ def _read_schema(text: str) -> dict[str, Json]:
     if not isinstance(tree, dict) or _KEYWORDS.isdisjoint(tree):
         raise UnusableSchemaError("it is not a JSON Schema")
     return tree
-
-
-def _import() -> Any:
-    try:
-        import jsonschema_rs
-    except ImportError:
-        raise InputError(
-            "JSON answers are checked against their schemas by jsonschema-rs, which is not installed",
-            hint="pip install 'expert-launcher[quality]'",
-        ) from None
-    return jsonschema_rs

@@ -307,7 +307,8 @@ def _create_folder(paths: RunPaths) -> None:
         paths.root.mkdir(parents=True, exist_ok=True)
         is_other = any(not file.name.startswith(".") for file in paths.root.iterdir())
     except OSError as error:
-        raise InputError(f"{paths.root} cannot be created: {error.strerror}", hint=hint_for(error)) from None
+        hint = hint_for(error, "--runs-dir")
+        raise InputError(f"{paths.root} cannot be created: {error.strerror}", hint=hint) from None
     if is_other and not (paths.root / _RECORD_FILE).exists():
         raise InputError(f"{paths.root} exists and is not a sweep", hint="choose another --name")
 

@@ -29,6 +29,8 @@ def silence_libraries() -> None:
     # DeepSpeed's calls warn in every step.
     warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
     warnings.filterwarnings("ignore", message="Slicing a flattened dim", module="torch.distributed")  # accelerate, HSDP
+    # transformers 5.23 or later, of an attribute that PEFT reads
+    warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated", category=FutureWarning)
     if not Path("/dev/nvidiactl").exists():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")  # otherwise it searches for a GPU and prints that there is none
 

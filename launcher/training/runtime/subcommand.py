@@ -8,7 +8,8 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from launcher.core.errors import DoesNotFitError, ExitCode, InputError, LauncherError
+from launcher.core.errors import DoesNotFitError, ExitCode, LauncherError
+from launcher.core.installation import explain_missing_module
 from launcher.core.log import configure, get_logger
 from launcher.training.runtime.process_output import silence_libraries
 
@@ -57,11 +58,10 @@ def _call(name: str, action: Callable[[], str]) -> str:
     try:
         return action()
     except ModuleNotFoundError as error:
-        if error.name is None or error.name.split(".")[0] == "launcher":  # a module of ours is missing: a bug
+        explained = explain_missing_module(error, name)
+        if explained is None:
             raise
-        raise InputError(
-            f"{name} needs a package that is not installed: {error.name}", hint="pip install 'expert-launcher[train]'"
-        ) from None
+        raise explained from None
     except Exception as error:
         # By name, because torch may be missing. The CPU allocator raises a plain RuntimeError.
         is_memory = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"

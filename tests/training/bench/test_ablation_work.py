@@ -15,10 +15,9 @@ from launcher.corpus.store import Store
 from launcher.launch.prepare_data import prepare_planned
 from launcher.plan.model import Plan
 from launcher.request.request import Request, plan_request
-from tests.conftest import ROOT
+from tests.conftest import EXPERTS, ROOT
 
 CPU = torch.device("cpu")
-EXPERTS = ("json", "neo4j", "sql", "typescript")
 
 
 class CountingTokenizer:

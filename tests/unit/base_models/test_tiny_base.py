@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ from hypothesis import strategies as st
 
 from launcher.base_models.catalogue import BASES, TINY_BASE_NAME
 from launcher.base_models.shapes import load_shape, make_shape
-from tests.conftest import ROOT
+from tests.conftest import EXPERTS, ROOT
 
 pytestmark = pytest.mark.long
 
@@ -90,8 +89,10 @@ def test_digits_are_separate_tokens(tokenizer: Any) -> None:
     assert not [token for token in tokenizer.get_vocab() if len(token) > 1 and any(sign.isdigit() for sign in token)]
 
 
-@pytest.mark.parametrize("file", sorted(ROOT.glob("experts/*/sample/*.jsonl")), ids=lambda file: file.parts[-3])
-def test_samples_survive_the_round_trip(file: Path, tokenizer: Any) -> None:
+@pytest.mark.parametrize("split", ["train", "validation", "test"])
+@pytest.mark.parametrize("expert", EXPERTS)
+def test_samples_survive_the_round_trip(expert: str, split: str, tokenizer: Any) -> None:
+    file = ROOT / f"experts/{expert}/sample/{split}.jsonl"
     texts = [text for line in file.read_text(encoding="utf-8").splitlines() for text in json.loads(line).values()]
     encoded = [encoding.ids for encoding in tokenizer.encode_batch(texts)]
     assert tokenizer.decode_batch(encoded, skip_special_tokens=False) == texts

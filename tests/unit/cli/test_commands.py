@@ -138,7 +138,9 @@ def test_plan_that_does_not_fit_is_exit_code_3() -> None:
         (("train", "neo4j", "--run-id", "../x"), "a run id has 1 to 100 letters"),
         (("fly",), "launcher: no command 'fly'"),
         (("tran", "neo4j"), "no command 'tran'; did you mean train?"),
-        ((), "the following arguments are required: VERB"),
+        ((), "usage: launcher [-h] [--version] COMMAND ...\n"),
+        (("bench",), "ablation  measure every optimization"),
+        (("--nope",), "launcher: unrecognized arguments: --nope"),
     ],
 )
 def test_invalid_arguments_are_exit_code_2(arguments: tuple[str, ...], message: str) -> None:

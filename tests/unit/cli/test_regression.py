@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.bench.regression import Pair, plan_pair
+from launcher.bench.regression import Pair, plan_pair, train
 from launcher.bench.worker import ChildFailedError
 from launcher.cli.regression import compare
 from launcher.core.errors import ExitCode
@@ -89,16 +89,13 @@ def run_verb(*arguments: str, tmp_path: Path) -> subprocess.CompletedProcess[str
 
 
 @pytest.mark.process
-def test_exit_code_of_a_training_that_cannot_start_is_returned(tmp_path: Path) -> None:
-    pytest.importorskip("jsonschema_rs", reason="pip install 'expert-launcher[quality]'")
+def test_exit_code_of_a_training_that_cannot_start_is_returned(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "file").touch()
-    result = run_verb("json", "--max-steps", "2", "--runs-dir", str(tmp_path / "file" / "runs"), tmp_path=tmp_path)
-    assert result.returncode == 2
-    assert "cannot be created: Not a directory" in result.stderr  # by the training itself
-    last = result.stderr.strip().splitlines()[-1]
-    assert last.startswith("error: training json-")
-    assert last.endswith("-regression-old failed (exit code 2)")
-    assert "Traceback" not in result.stderr
+    with pytest.raises(ChildFailedError, match=r"training json-old failed \(exit code 2\)"):
+        train(Request(expert="json"), RunPaths(tmp_path / "file/runs/json-old"))
+    assert "is not a folder" in capfd.readouterr().err  # by the training itself
 
 
 @pytest.mark.process

@@ -17,6 +17,7 @@ from launcher.cli import train as train_command
 from launcher.cli.main import main
 from launcher.core.errors import InputError
 from launcher.launch.start import check_packages, check_startable
+from launcher.manifest import list_experts
 from launcher.request.request import Request, plan_request
 from tests.conftest import ROOT, python_path
 from tests.forked_python import run_python
@@ -152,6 +153,15 @@ def test_unstartable_plan_is_refused_before_data_is_prepared(
     assert [run.name for run in (tmp_path / "runs").iterdir()] == ["taken"]
 
 
+@pytest.mark.parametrize("command", ["train json", "rehearse json --gpu h100", "regression json"])
+def test_unusable_runs_folder_is_refused_before_data_is_prepared(command: str, tmp_path: Path) -> None:
+    (tmp_path / "runs").touch()
+    result = run_python(["-m", "launcher", *command.split()], cwd=tmp_path, env=environment(tmp_path / "data"))
+    assert result.returncode == 2
+    assert result.stderr == "error: --runs-dir runs: runs is not a folder\nhint: pass another --runs-dir\n"
+    assert not (tmp_path / "data").exists()
+
+
 def test_plan_for_a_gpu_of_this_machine_can_start(monkeypatch: pytest.MonkeyPatch) -> None:
     two, four = (plan_request(Request(expert="neo4j", gpu="rtx4090", gpus_per_node=gpus)).plan for gpus in (2, 4))
     monkeypatch.setattr("launcher.launch.start.probe_hardware", lambda: two.hardware)
@@ -236,5 +246,5 @@ def test_record_of_another_training_is_kept(tmp_path: Path, data: Path) -> None:
 def test_new_run_needs_an_expert(flags: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", *flags]) == 2
     assert capsys.readouterr().err == (
-        "error: no expert given\nhint: known experts: json, neo4j, sql, typescript; --resume RUN needs none\n"
+        f"error: no expert given\nhint: known experts: {', '.join(list_experts())}; --resume RUN needs none\n"
     )

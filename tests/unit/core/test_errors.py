@@ -25,6 +25,7 @@ def test_hint_names_the_cause(number: int, hint: str) -> None:
     assert hint in hint_for(RuntimeError(f"Error while serializing: I/O error (os error {number})"))
     assert bool(hint) == bool(hint_for(OSError(number, "")))
     assert "disk" not in hint_for(OSError(errno.EACCES, "Permission denied"))
+    assert bool(hint) == hint_for(OSError(number, ""), "--runs-dir").endswith("choose another folder with --runs-dir")
 
 
 def test_own_errors_keep_their_hint() -> None:

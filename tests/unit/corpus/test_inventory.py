@@ -15,7 +15,6 @@ import pytest
 from launcher.core.errors import InputError
 from launcher.corpus.bin_packing import PACKER_VERSION
 from launcher.corpus.inventory import (
-    CurrentKeys,
     StoreEntry,
     get_dataset_cache_dirs,
     list_cached_datasets,
@@ -23,7 +22,7 @@ from launcher.corpus.inventory import (
     move_store,
     remove_entries,
 )
-from launcher.corpus.spec import RULES_VERSION, compute_current_key
+from launcher.corpus.spec import RULES_VERSION
 from launcher.corpus.storage_kind import probe_storage
 from launcher.corpus.store import (
     MARKER_FILE,
@@ -34,9 +33,7 @@ from launcher.corpus.store import (
     make_key,
     publish,
 )
-from launcher.launch.prepare_data import _current_keys, _plan_profiles
 from launcher.manifest import list_experts
-from launcher.request.request import Request, base_folders, plan_request
 from tests.conftest import ROOT, python_path
 from tests.forked_python import run_python
 
@@ -51,18 +48,19 @@ def make_store(root: Path, expert: str = "neo4j", data: str = "one") -> str:
     return publish(scratch, root, expert, {"data": data}).manifest.key
 
 
-def states(root: Path, keys: CurrentKeys | None) -> dict[str, str]:
-    entries = list_stores([root], {} if keys is None else {"neo4j": keys})
-    return {entry.folder.name: entry.state for entry in entries}
+def list_entries(root: Path, *keys: str | None) -> list[StoreEntry]:
+    return list_stores([root], lambda _: keys or (None,))
 
 
-def test_store_state_depends_on_the_current_manifest(tmp_path: Path) -> None:
+def states(root: Path, *keys: str | None) -> dict[str, str]:
+    return {entry.folder.name: entry.state for entry in list_entries(root, *keys)}
+
+
+def test_store_state_depends_on_the_keys_of_its_requests(tmp_path: Path) -> None:
     old, new = make_store(tmp_path, data="old"), make_store(tmp_path, data="new")
-    now = CurrentKeys(keys=frozenset({new}), is_complete=True)
-    assert states(tmp_path, now) == {new[:16]: "current", old[:16]: "stale"}
-    guessed = CurrentKeys(keys=frozenset({new}), is_complete=False)
-    assert states(tmp_path, guessed) == {new[:16]: "current", old[:16]: "unknown"}
-    assert set(states(tmp_path, None).values()) == {"unknown"}
+    assert states(tmp_path, "other", new) == {new[:16]: "current", old[:16]: "stale"}
+    assert states(tmp_path, None, new) == {new[:16]: "current", old[:16]: "unknown"}
+    assert set(states(tmp_path).values()) == {"unknown"}
 
 
 @pytest.mark.parametrize(
@@ -74,7 +72,7 @@ def test_a_store_of_an_older_version_is_stale(tmp_path: Path, part: str, version
     scratch = tmp_path / ".scratch"
     create_marked_dir(scratch, make_key(parts))
     publish(scratch, tmp_path, "neo4j", parts)
-    assert list(states(tmp_path, None).values()) == [state]
+    assert list(states(tmp_path).values()) == [state]
 
 
 def test_damage_and_leftovers_are_found_but_not_work_in_progress(tmp_path: Path) -> None:
@@ -85,7 +83,7 @@ def test_damage_and_leftovers_are_found_but_not_work_in_progress(tmp_path: Path)
     create_marked_dir(tmp_path / busy, "b" * 16)
     with (tmp_path / f".{'b' * 16}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        found = states(tmp_path, None)
+        found = states(tmp_path)
     assert found == {key[:16]: "damaged", left: "left over", busy: "current"}
 
 
@@ -106,14 +104,14 @@ def test_folders_that_were_only_found_are_not_listed(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / ("0" * 16) / "store.json")
     os.mkfifo(tmp_path / ("0" * 16) / MARKER_FILE)
     (tmp_path / "raw" / MARKER_FILE).symlink_to(other / MARKER_FILE)
-    assert states(tmp_path, None) == {key[:16]: "unknown"}
-    assert len(list_stores([tmp_path, tmp_path / "raw/.."], {})) == 1
+    assert states(tmp_path) == {key[:16]: "unknown"}
+    assert len(list_stores([tmp_path, tmp_path / "raw/.."], lambda _: ())) == 1
 
 
 def test_a_store_whose_manifest_is_lost_is_damaged(tmp_path: Path) -> None:
     folder = get_store_dir(tmp_path, make_store(tmp_path))
     (folder / "store.json").write_text("{")
-    entries = list_stores([tmp_path], {})
+    entries = list_entries(tmp_path)
     assert [entry.state for entry in entries] == ["damaged"]
     assert remove_entries(entries) == entries
     assert not folder.exists()
@@ -125,7 +123,7 @@ def test_a_store_with_something_of_the_user_is_kept(tmp_path: Path, kind: str) -
     damaged, left = get_store_dir(tmp_path, make_store(tmp_path)), tmp_path / f".{'a' * 16}.making-1"
     (damaged / "store.json").write_text("{")
     create_marked_dir(left, "a" * 16)
-    before = list_stores([tmp_path], {})
+    before = list_entries(tmp_path)
     assert {entry.state for entry in before} == {"damaged", "left over"}
     for folder in (damaged, left):
         if kind == "file":
@@ -141,7 +139,7 @@ def test_a_store_with_something_of_the_user_is_kept(tmp_path: Path, kind: str) -
             os.chown(folder, 12345, 12345)
         else:
             pytest.skip("needs root")
-    assert {entry.state for entry in list_stores([tmp_path], {})} == {"unknown"}
+    assert {entry.state for entry in list_entries(tmp_path)} == {"unknown"}
     assert remove_entries(before) == []
     assert damaged.is_dir()
     assert left.is_dir()
@@ -154,7 +152,7 @@ def test_a_copied_marker_means_nothing(tmp_path: Path) -> None:
         shutil.copy(store / MARKER_FILE, tmp_path / name)
         (tmp_path / name / "train.arrow").write_text("mine")
     shutil.copytree(store, tmp_path / ("f" * 16))
-    assert list(states(tmp_path, None)) == [store.name]
+    assert list(states(tmp_path)) == [store.name]
 
 
 @pytest.mark.parametrize("name", ["../precious.arrow", "/etc/hostname", "a/b.arrow", "thesis.tex"])
@@ -170,7 +168,7 @@ def test_data_that_is_prepared_meanwhile_is_kept(tmp_path: Path) -> None:
     key = make_store(tmp_path)
     folder = get_store_dir(tmp_path, key)
     (folder / "audit.json").write_text("damaged")
-    before = list_stores([tmp_path], {})
+    before = list_entries(tmp_path)
     assert [entry.state for entry in before] == ["damaged"]
     with lock_store(tmp_path, key):
         assert remove_entries(before) == []
@@ -192,7 +190,7 @@ def test_a_lock_does_not_follow_a_link(tmp_path: Path) -> None:
 
 def test_prune_deletes_only_prunable_stores(tmp_path: Path) -> None:
     old, new = make_store(tmp_path, data="old"), make_store(tmp_path, data="new")
-    entries = list_stores([tmp_path], {"neo4j": CurrentKeys(keys=frozenset({new}), is_complete=True)})
+    entries = list_entries(tmp_path, new)
     removed = remove_entries(entry for entry in entries if entry.is_prunable)
     assert sum(entry.num_bytes for entry in removed) > 0
     assert not get_store_dir(tmp_path, old).exists()
@@ -345,14 +343,6 @@ def test_experts_of_the_working_directory_are_known(tmp_path: Path, monkeypatch:
     assert set(list_experts()) == {"json", "neo4j", "shop", "sql", "typescript"}
 
 
-@pytest.mark.parametrize("expert", ["json", "neo4j"])  # shorter and longer rows
-def test_prepared_smoke_data_is_current(expert: str) -> None:
-    planned = plan_request(Request(expert=expert, profile="smoke"))
-    folder = planned.loaded.folder
-    key = compute_current_key(planned.plan, folder, base_folders(folder))
-    assert key in _current_keys(_plan_profiles(expert)).keys
-
-
 @pytest.mark.process
 def test_inventory_without_data(tmp_path: Path) -> None:
     result = launcher_data(tmp_path)
@@ -423,6 +413,37 @@ def write_project(folder: Path, manifest: object) -> None:
 
 
 def run_data(cwd: Path, *flags: str) -> subprocess.CompletedProcess[str]:
+    return run_launcher(cwd, "data", *flags)
+
+
+def run_launcher(cwd: Path, *words: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": python_path(), "HF_HOME": str(cwd.parent / "hf"), "COLUMNS": "200"}
     environment.pop("LAUNCHER_DATA_DIR", None)
-    return run_python(["-m", "launcher", "data", *flags], cwd=cwd, env=environment)
+    return run_python(["-m", "launcher", *words], cwd=cwd, env=environment)
+
+
+@pytest.mark.process
+def test_data_that_a_later_command_uses_is_not_stale(tmp_path: Path) -> None:
+    """Of experts in the working folder or named by path, with other flags, until the manifest or the rows change."""
+    manifest = json.loads((ROOT / "experts/json/manifest.json").read_text())
+    for name in ("mine", "elsewhere/other"):
+        folder = tmp_path / name
+        (folder / "sample").mkdir(parents=True)
+        manifest["name"] = f"expert-{folder.name}"
+        (folder / "manifest.json").write_text(json.dumps(manifest))
+        for file in (ROOT / "experts/json/sample").glob("*.jsonl"):
+            (folder / "sample" / file.name).write_text("".join(file.open().readlines()[:40]))
+    length = ("--set", "training.config.max_seq_length=256")
+    for words in (("mine",), ("mine", *length), ("elsewhere/other",), ("elsewhere/other", *length)):
+        prepared = run_launcher(tmp_path, "prepare", *words, "--profile", "smoke")
+        assert prepared.returncode == 0, prepared.stderr
+    stores = json.loads(run_data(tmp_path, "--json").stdout)["stores"]
+    assert sorted((store["expert"], store["state"]) for store in stores) == [
+        (name, "current") for name in ("mine", "mine", "other", "other")
+    ]
+    assert len((Path(tmp_path / stores[0]["folder"]) / "requests.jsonl").read_text().splitlines()) == 1
+    (tmp_path / "elsewhere/other/manifest.json").rename(tmp_path / "manifest.json")
+    with (tmp_path / "mine/sample/train.jsonl").open("a") as rows:
+        rows.write(file.open().readline())
+    stores = json.loads(run_data(tmp_path, "--json").stdout)["stores"]
+    assert {(store["expert"], store["state"]) for store in stores} == {("mine", "stale"), ("other", "unknown")}

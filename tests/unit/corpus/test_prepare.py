@@ -218,8 +218,11 @@ def test_store_on_read_only_disk_is_used(
 
 def test_a_file_where_the_folder_should_be(expert: Path, base: Path) -> None:
     (expert.parent / "datasets_optimized").write_text("a file")
-    with pytest.raises(InputError, match=r"preparing data in datasets_optimized/neo4j failed: Not a directory"):
+    with pytest.raises(
+        InputError, match=r"preparing data in datasets_optimized/neo4j failed: Not a directory"
+    ) as caught:
         prepare_quietly(make_spec(expert, base))
+    assert caught.value.hint.endswith("choose another folder with LAUNCHER_DATA_DIR=DIR")
 
 
 @pytest.mark.usefixtures("expert")

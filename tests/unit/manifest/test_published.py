@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 from launcher.core.errors import ManifestError
 from launcher.manifest import Manifest, load_manifest, manifest_sha256
 from launcher.manifest.ignored_keys import WITHOUT_EFFECT
-from tests.conftest import Tree, expert_manifests, published_manifests
+from tests.conftest import EXPERTS, ROOT, Tree, expert_manifests, published_manifests
 
 pytestmark = pytest.mark.long
 
@@ -33,8 +34,11 @@ def get_id(file: Path) -> str:
     return file.name if file.parent.name == "manifests" else file.parent.name
 
 
-def test_the_project_has_four_experts() -> None:
-    assert [file.parent.name for file in expert_manifests()] == ["json", "neo4j", "sql", "typescript"]
+def test_the_wheel_has_the_experts_that_the_tests_use() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    included = project["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
+    folders = {name for name in included if name.startswith("experts/") and not name.endswith(".json")}
+    assert folders == {f"experts/{name}" for name in EXPERTS}
 
 
 @pytest.mark.parametrize("file", ALL, ids=get_id)

@@ -95,7 +95,7 @@ def test_a_link_is_as_trusted_as_its_target(tmp_path: Path, config: Path) -> Non
 
 
 def launcher(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": python_path(), "COLUMNS": "300"}
+    environment = {**os.environ, "PYTHONPATH": python_path(), "COLUMNS": "300", "LAUNCHER_DATA_DIR": str(folder)}
     return run_python(["-m", "launcher", *words], cwd=folder, env=environment)
 
 

@@ -90,6 +90,7 @@ def test_cpu_ranks_keep_their_engine(strategy: str, make_plan: MakePlan) -> None
     environment = environment_of(make_plan(strategy=strategy, interconnect=None, gpus=2))
     assert "ACCELERATE_USE_CPU" not in environment  # it would train DDP instead, in silence
     assert environment["ACCELERATE_TORCH_DEVICE"] == "cpu"
+    assert (environment.get("DS_ACCELERATOR") == "cpu") == strategy.startswith("zero")  # else DeepSpeed warns
 
 
 @pytest.mark.parametrize(

@@ -195,6 +195,13 @@ def test_disk_probe_leaves_no_files(tmp_path: Path) -> None:
     assert measure_write_speed(tmp_path) > 0
 
 
+def test_a_file_where_a_folder_should_be_is_not_writable(tmp_path: Path) -> None:
+    (tmp_path / "runs").touch()
+    finding = only(check_disks(probe_disks({RUNS: tmp_path / "runs"}, measures_speed=False)))
+    assert finding.status == "problem"
+    assert "it is not writable" in finding.found
+
+
 def test_call_that_takes_too_long_raises() -> None:
     def fail() -> None:
         raise PermissionError(13, "Permission denied")

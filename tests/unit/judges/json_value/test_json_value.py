@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from launcher.core.errors import InputError
 from launcher.judges.base import ReferenceRow, Verdict
+from launcher.judges.json_value import schema_check
 from launcher.judges.json_value.compare import find_broken
 from launcher.judges.json_value.judge import JsonJudge
 from tests.conftest import ROOT, SHARED
@@ -270,12 +270,12 @@ def test_real_answers_parse(judge: JsonJudge) -> None:
     )
 
 
-def test_missing_package_is_an_error_with_a_hint(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "jsonschema_rs", None)
-    with pytest.raises(InputError) as caught:
-        JsonJudge()
-    assert "jsonschema-rs" in str(caught.value)
-    assert "pip install 'expert-launcher[quality]'" in str(caught.value)
+def test_without_the_package_only_the_schema_is_not_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schema_check, "find_spec", lambda _name: None)
+    with JsonJudge() as judge:
+        verdict = ask(judge, '{"name": "a"}', '{"name": "a"}', context=SCHEMA)
+        assert verdict.checks == {"parses": True, "schema": None, "kept": None, "equal": True}
+        assert judge.checks[1].checker == "not judged: needs jsonschema-rs (pip install 'expert-launcher[quality]')"
 
 
 def test_every_check_names_its_checker(judge: JsonJudge) -> None:
