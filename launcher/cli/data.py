@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -87,7 +88,7 @@ def _move(stores: tuple[StoreEntry, ...], target: Path, *, ask: bool) -> None:
     if confirm(f"\nMove {len(chosen)} stores to {target}?", ask):
         for entry in chosen:
             print(f"  {entry.folder} -> {move_store(entry, get_data_dir(), target)}")
-        print(f"To use them: export LAUNCHER_DATA_DIR={target}")
+        print(f"To use them: export LAUNCHER_DATA_DIR={shlex.quote(str(target.absolute()))}")
 
 
 def print_inventory(inventory: DataInventory) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, Self
 
+NOT_JUDGED = "not judged: "  # begins the checker of a check that lacks a program
 CORRECT_CHECK = "right"  # the only check of evaluation.judge_command
 MAX_ANSWER_CHARACTERS = 100_000  # a longer answer is wrong without being parsed
 _FENCED = re.compile(r"\s*(?P<fence>`{3,})[ \t]*[\w+#.-]*[ \t]*\r?\n(?P<text>.*?)\s*(?P=fence)\s*", re.S)

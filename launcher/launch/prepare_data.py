@@ -73,7 +73,7 @@ def _compute_requested_keys(store: Path) -> Iterator[str | None]:
     for request in reversed(requests):
         # The smoke profile chooses its sequence length by the length of rows.
         length = None if request.profile == "smoke" else _ANY_LENGTH
-        with suppress(LauncherError):
+        with suppress(LauncherError, UnicodeEncodeError):  # a path that this locale cannot encode
             planned = plan_request(replace(request, gpu=_ANY_GPU, tokens_per_row=length))
             folder = planned.loaded.folder
             yield compute_current_key(planned.plan, folder, base_folders(folder))

@@ -9,7 +9,17 @@ from importlib.util import find_spec
 from itertools import accumulate
 
 from launcher.core.errors import escape
-from launcher.judges.base import Check, CloseOnExit, ReferenceRow, Verdict, fail_all, keep_applicable, strip_code_fence
+from launcher.core.installation import format_install
+from launcher.judges.base import (
+    NOT_JUDGED,
+    Check,
+    CloseOnExit,
+    ReferenceRow,
+    Verdict,
+    fail_all,
+    keep_applicable,
+    strip_code_fence,
+)
 from launcher.judges.cypher.execution_match import Engine
 from launcher.judges.cypher.lexer import Token, split_tokens
 from launcher.judges.cypher.normalize import normalize_query
@@ -37,7 +47,7 @@ class CypherJudge(CloseOnExit):
     def __init__(self, backends: Sequence[str] = SYNTAX_BACKENDS, *, with_engine: bool = True) -> None:
         self._syntax = open_syntax_checker(backends)
         self._engine = Engine() if with_engine and find_spec("ladybug") else None
-        engine = self._engine.checker if self._engine else "not judged: ladybug is not installed"
+        engine = self._engine.checker if self._engine else f"{NOT_JUDGED}needs ladybug ({format_install('quality')})"
         self.checks = (
             Check(name="parses", title="parses as Cypher", checker=self._syntax.checker),
             Check(name="reads", title="does no more than the reference", checker=_LAUNCHER),

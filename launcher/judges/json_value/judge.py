@@ -10,6 +10,7 @@ from launcher.core.installation import format_install
 from launcher.core.worker import WorkerError
 from launcher.judges.base import (
     MAX_ANSWER_CHARACTERS,
+    NOT_JUDGED,
     Check,
     CloseOnExit,
     ReferenceRow,
@@ -34,7 +35,7 @@ class _Basis:
         return Verdict(checks=checks, reason=next((fault for fault in faults.values() if fault), ""))
 
 
-_MISSING = f"not judged: needs jsonschema-rs ({format_install('quality')})"
+_MISSING = f"{NOT_JUDGED}needs jsonschema-rs ({format_install('quality')})"
 
 
 class JsonJudge(CloseOnExit):

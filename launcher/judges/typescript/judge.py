@@ -14,6 +14,7 @@ from dataclasses import replace
 from launcher.core.worker import WorkerError
 from launcher.judges.base import (
     MAX_ANSWER_CHARACTERS,
+    NOT_JUDGED,
     Check,
     CloseOnExit,
     ReferenceRow,
@@ -32,7 +33,7 @@ from launcher.judges.typescript.syntax import SourceReader, Statement, name_chec
 _FENCED_CODE = re.compile(r"^```[ \t]*(?:typescript|ts)?[ \t]*\n(.*?)^```", re.S | re.M)
 _SECONDS = 10.0
 _BATCH_ROWS = 32  # the compiler loads its library once per batch
-_MISSING = f"not judged: needs Node.js and its package typescript ({INSTALL_HINT})"
+_MISSING = f"{NOT_JUDGED}needs Node.js and its package typescript ({INSTALL_HINT})"
 _DIFFERS = "differs from the reference"
 
 

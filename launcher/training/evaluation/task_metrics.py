@@ -15,11 +15,12 @@ from accelerate.utils import gather_object
 
 from launcher.core import metrics
 from launcher.core.choices import SHARDED_STRATEGIES
-from launcher.core.errors import InputError, first_line
+from launcher.core.errors import InputError, LauncherError, first_line
 from launcher.core.run_paths import write_text_atomically
 from launcher.core.units import format_duration
 from launcher.corpus.heldout import HeldOutRows, load_held_out_rows
 from launcher.corpus.spec import PreparationSpec
+from launcher.judges.base import NOT_JUDGED
 from launcher.judges.registry import open_judge
 from launcher.manifest import Manifest, load_manifest
 from launcher.manifest.model import MAX_TASK_ROWS, Decoding
@@ -54,7 +55,8 @@ def _as_task_eval_error() -> Iterator[None]:
     except TaskEvalError:
         raise
     except Exception as error:
-        raise TaskEvalError(first_line(error)) from error
+        hint = f"; {error.hint}" if isinstance(error, LauncherError) and error.hint else ""
+        raise TaskEvalError(first_line(error) + hint) from error
 
 
 def _broadcast(run: TrainingRun, compute: Callable[[], T]) -> T:
@@ -112,9 +114,14 @@ def _load_inputs(
         manifest = load_manifest(run.paths.manifest).manifest
         limit = num_rows if task_slice is None else task_slice.num_rows
         with closing(open_judge(manifest)) as judge:
-            names, metric = [check.name for check in judge.checks], run.plan.schedule.metric_for_best_model
-            if metric != metrics.EVAL_LOSS and metric.removeprefix(metrics.EVAL_PREFIX) not in names:
-                raise TaskEvalError(f"the judge has no check of this name, only {', '.join(names)}")
+            checkers = {check.name: check.checker for check in judge.checks}
+            metric = run.plan.schedule.metric_for_best_model
+            if metric != metrics.EVAL_LOSS:
+                checker = checkers.get(metric.removeprefix(metrics.EVAL_PREFIX))
+                if checker is None:
+                    raise TaskEvalError(f"the judge has no check of this name, only {', '.join(checkers)}")
+                if checker.startswith(NOT_JUDGED):
+                    raise TaskEvalError(checker)
             return load_held_out_rows(spec, limit, "validation", among=MAX_TASK_ROWS), manifest, task_slice
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 import threading
 import time
@@ -154,7 +155,8 @@ class Uploader:
         """Return the console message that says where the run is logged, or how to upload an offline run."""
         if mode == "online":
             return f"W&B: {'resumed' if is_known else 'logging to'} {run.url}"
-        return f"W&B: offline ({reason}); upload it with: wandb sync {self._paths.root}/wandb/offline-run-*"
+        root = shlex.quote(str(self._paths.root))
+        return f"W&B: offline ({reason}); upload it with: wandb sync {root}/wandb/offline-run-*"
 
     def _follow(self, run: Any) -> None:
         """Log metrics and run metadata to W&B until the training has ended."""

@@ -8,18 +8,24 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from launcher.core import metrics
+from launcher.core.errors import InputError
 from launcher.core.metrics import StepMetrics, append_metrics, cut_metrics, find_task_metrics, load_metrics
 from launcher.core.run_paths import RunPaths
+from launcher.judges.json_value import schema_check
 from launcher.judges.results import load_result
 from launcher.launch.write_run import write_run
 from launcher.manifest.trust import TRUST_VARIABLE
 from launcher.request.request import Request, plan_request
 from launcher.runs.record import load_outcome
 from launcher.training.evaluation.eval_budget import load_slice
+from launcher.training.evaluation.live_generation import TaskEvalError
+from launcher.training.evaluation.task_metrics import _as_task_eval_error, _load_inputs
 from tests.conftest import ROOT, python_path
 from tests.training.trained_run import Trained, copy_expert, launcher, run_python
 
@@ -151,6 +157,17 @@ def test_failing_judge_costs_only_its_metrics(
     paths = RunPaths(tmp_path / "odd")
     assert find_tasks(paths) == {}
     assert [row.step for row in load_metrics(paths.metrics) if metrics.EVAL_LOSS in row.values] == [1]
+
+
+def test_a_missing_package_is_named_with_its_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schema_check, "find_spec", lambda _name: None)
+    planned = plan_request(Request(expert="json", overrides=("training.config.metric_for_best_model=eval/schema",)))
+    run: Any = SimpleNamespace(plan=planned.plan, paths=write_run(planned, tmp_path, "a"))
+    spec: Any = None
+    with pytest.raises(TaskEvalError, match=r"not judged: needs jsonschema-rs \(pip install 'expert-launcher"):
+        _load_inputs(run, spec, 8)
+    with pytest.raises(TaskEvalError, match="no parser; pip install it"), _as_task_eval_error():
+        raise InputError("no parser", hint="pip install it")
 
 
 def test_restart_removes_the_metrics_of_the_base(tmp_path: Path) -> None:

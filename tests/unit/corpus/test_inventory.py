@@ -329,10 +329,10 @@ def test_the_command_lists_asks_and_prunes(tmp_path: Path) -> None:
     report = json.loads(launcher_data(tmp_path, "--prune", "--yes", "--json").stdout)
     assert report["deleted"] == [str(second)]
     assert not second.exists()
-    moved = launcher_data(tmp_path, "--move-to", str(tmp_path / "fast"), "--yes")
+    moved = launcher_data(tmp_path, "--move-to", str(tmp_path / "fast disk"), "--yes")
     assert moved.returncode == 0, moved.stderr
-    assert f"export LAUNCHER_DATA_DIR={tmp_path / 'fast'}" in moved.stdout
-    assert find_damage(tmp_path / "fast/datasets_optimized/neo4j" / key[:16]) is None
+    assert f"export LAUNCHER_DATA_DIR='{tmp_path / 'fast disk'}'\n" in moved.stdout
+    assert find_damage(tmp_path / "fast disk/datasets_optimized/neo4j" / key[:16]) is None
 
 
 def test_experts_of_the_working_directory_are_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
