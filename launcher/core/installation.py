@@ -49,8 +49,8 @@ def explain_missing_module(error: ModuleNotFoundError, what: str, extra: str = "
     name = (error.name or "").partition(".")[0]
     if name in ("", "launcher"):
         return None
-    missing = find_missing(DATA_PACKAGES if extra == "data" else TRAIN_PACKAGES)
-    if missing:
+    packages = DATA_PACKAGES if extra == "data" else TRAIN_PACKAGES
+    if missing := find_missing(packages) or [one for one in packages if one == name]:
         return make_missing_error(what, missing, extra)
     return InputError(f"{what} needs a package that is not installed: {name}", hint=f"pip install {name}")
 

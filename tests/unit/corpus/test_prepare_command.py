@@ -97,5 +97,6 @@ def test_a_missing_package_is_named_with_the_command(expert: Path, base: Path, t
     result = run(expert, base, PYTHONPATH=f"{blocked}:{ROOT}")
     assert result.returncode == 2
     assert result.stderr == (
-        "error: preparing data needs the package numpy\nhint: pip install 'expert-launcher[data]'\n"
+        "error: launcher prepare needs packages that are not installed: numpy\n"
+        "hint: pip install 'expert-launcher[data]'\n"
     )
