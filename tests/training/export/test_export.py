@@ -388,7 +388,7 @@ def test_missing_package_is_named(trained: Trained, verb: str, package: str) -> 
     more = ["--question=x"] if verb == "ask" else ["--out=nowhere"]
     result = run_python(["-c", script, *more], trained)
     assert result.returncode == 2, result.stderr
-    assert f"{verb} needs a package that is not installed: peft" in result.stderr
+    assert f"{verb} needs packages that are not installed: peft" in result.stderr
     assert "expert-launcher[train]" in result.stderr
 
 
