@@ -14,17 +14,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-from resumable_cases import add_row, iterate_unmeasured, read_rows, run_subcommands  # type: ignore[import-not-found]  # in this folder
-from training import Case, clean_up, measure_case  # type: ignore[import-not-found]  # in this folder
-
-from launcher.training.runtime.run_record import collect_versions
+from resumable_cases import measure_cases, read_rows, run_subcommands  # type: ignore[import-not-found]  # in this folder
+from training import Case, measure_case  # type: ignore[import-not-found]  # in this folder
 
 ROWS = 4
 STEPS = 12
@@ -163,25 +159,13 @@ def measure_family(case: Case) -> dict[str, Any]:
         base.mkdir()
         (base / "config.json").write_text(json.dumps(find_config(case)))
         result: dict[str, Any] = measure_case(replace(case, base=str(base)))
-    return result
+    return {"config": find_config(case), **result}
 
 
 def run_measure(args: argparse.Namespace) -> None:
     chosen = [case for name in args.cases for case in CASES if name in (case.name, "all")]
-    for case in iterate_unmeasured(chosen, args.out, args.minutes):
-        clean_up()
-        row: dict[str, Any] = {"case": case.name, "config": find_config(case)}
-        try:
-            row |= measure_family(case)
-        except Exception as error:  # one failed family must not stop the others
-            row["error"] = f"{type(error).__name__}: {str(error)[:500]}"
-        row |= {
-            "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-            "versions": collect_versions(),
-        }
-        add_row(args.out, row)
-        names = ("tokens_per_second", "mfu", "peak_gib", "predicted_gib", "path", "attention", "cuda_graph", "graphs")
-        print(case.name, row.get("error") or {name: row.get(name) for name in names}, file=sys.stderr, flush=True)
+    names = ("tokens_per_second", "mfu", "peak_gib", "predicted_gib", "path", "attention", "cuda_graph", "graphs")
+    measure_cases(chosen, args, measure_family, names)
 
 
 def run_table(args: argparse.Namespace) -> None:

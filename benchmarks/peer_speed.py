@@ -27,14 +27,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from resumable_cases import add_row, iterate_unmeasured, read_rows, run_subcommands  # type: ignore[import-not-found]  # in this folder
+from resumable_cases import measure_cases, read_rows, run_subcommands  # type: ignore[import-not-found]  # in this folder
 from training import MEAN_TOKENS, TINY, Case, make_manifest, qwen  # type: ignore[import-not-found]  # in this folder
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from launcher.base_models.catalogue import TINY_BASE_FOLDER, TINY_BASE_NAME, lookup_base
 from launcher.bench.workers.documents import write_random_store
 from launcher.request.request import Request, plan_request
-from launcher.training.runtime.run_record import collect_versions
 
 ROOT = Path(__file__).resolve().parent.parent
 LIMIT_SECONDS = 300
@@ -61,27 +60,23 @@ CASES = [
 ]
 
 
-def measure(case: PeerCase, work: Path, bases: Path) -> dict[str, Any]:
+def measure(case: PeerCase, bases: Path) -> dict[str, Any]:
     """Train one case in a new process; return tokens per second, peak memory and the duration of the steps."""
-    if case.tool in PEERS:
-        plan, store = make_inputs(case.training, work, make_base(case.training, bases))
-        words: list[str | Path] = [
-            "-m",
-            "benchmarks.peers.peer_training",
-            case.tool,
-            plan,
-            store,
-            work / "adapter",
-            "--packed",
-        ]
-        row: dict[str, Any] = json.loads(run_python(words).splitlines()[-1])
-        return row | {case.tool: importlib.metadata.version(case.tool)}
-    out = work / "row.jsonl"
-    run_python([ROOT / "benchmarks/training.py", "measure", "--cases", case.training.name, "--out", out])
-    (row,) = read_rows(out)
-    if "error" in row:
-        raise RuntimeError(row["error"])
-    return {name: row[name] for name in ("tokens_per_second", "peak_gib", "predicted_gib", "step_seconds")}
+    row: dict[str, Any] = {"size": case.size, "tool": case.tool}
+    with tempfile.TemporaryDirectory() as folder:
+        work = Path(folder)
+        if case.tool in PEERS:
+            plan, store = make_inputs(case.training, work, make_base(case.training, bases))
+            words: list[str | Path] = ["-m", "benchmarks.peers.peer_training", case.tool, plan, store, work / "adapter"]
+            row |= json.loads(run_python([*words, "--packed"]).splitlines()[-1])
+            return row | {case.tool: importlib.metadata.version(case.tool)}
+        out = work / "row.jsonl"
+        run_python([ROOT / "benchmarks/training.py", "measure", "--cases", case.training.name, "--out", out])
+        (measured,) = read_rows(out)
+    if "error" in measured:
+        raise RuntimeError(measured["error"])
+    names = ("tokens_per_second", "peak_gib", "predicted_gib", "step_seconds")
+    return row | {name: measured[name] for name in names}
 
 
 def make_base(case: Case, bases: Path) -> Path:
@@ -128,25 +123,18 @@ def run_python(words: list[str | Path]) -> str:
 
 
 def run_measure(args: argparse.Namespace) -> None:
+    missing = {tool for tool in PEERS if importlib.util.find_spec(tool) is None}
     chosen = [case for case in CASES if case.size in args.cases or case.name in args.cases]
+    for case in chosen:
+        if case.tool in missing:
+            print(f"{case.name}: {case.tool} is not installed", file=sys.stderr, flush=True)
     with tempfile.TemporaryDirectory() as bases:
-        for case in iterate_unmeasured(chosen, args.out, args.minutes):
-            if case.tool in PEERS and importlib.util.find_spec(case.tool) is None:
-                print(f"{case.name}: {case.tool} is not installed", file=sys.stderr, flush=True)
-                continue
-            row: dict[str, Any] = {"case": case.name, "size": case.size, "tool": case.tool}
-            try:
-                with tempfile.TemporaryDirectory() as work:
-                    row |= measure(case, Path(work), Path(bases))
-            except Exception as error:  # one failed case must not stop the others
-                row["error"] = f"{type(error).__name__}: {str(error)[-500:]}"
-            row |= {
-                "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-                "versions": collect_versions(),
-            }
-            add_row(args.out, row)
-            shown = {name: row.get(name) for name in ("tokens_per_second", "peak_gib")}
-            print(case.name, row.get("error") or shown, file=sys.stderr, flush=True)
+        measure_cases(
+            [case for case in chosen if case.tool not in missing],
+            args,
+            lambda case: measure(case, Path(bases)),
+            ("tokens_per_second", "peak_gib"),
+        )
 
 
 def run_table(args: argparse.Namespace) -> None:

@@ -43,6 +43,29 @@ def iterate_unmeasured(cases: Iterable[Case], file: Path, minutes: float) -> Ite
             yield case
 
 
+def measure_cases(
+    cases: Iterable[Case], args: argparse.Namespace, measure: Callable[[Case], dict[str, Any]], shown: Iterable[str]
+) -> None:
+    """Measure the cases without a row, and append one row for each with GPU and versions; print the values `shown`."""
+    import torch  # slow, and not needed to list or to run other programs
+
+    from launcher.training.runtime.run_record import collect_versions
+
+    for case in iterate_unmeasured(cases, args.out, args.minutes):
+        row: dict[str, Any] = {"case": case.name}
+        try:
+            row |= measure(case)
+        except Exception as error:  # one failed case must not stop the others
+            row["error"] = f"{type(error).__name__}: {str(error)[-500:]}"
+        row |= {
+            "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+            "versions": collect_versions(),
+        }
+        add_row(args.out, row)
+        values = {name: row.get(name) for name in shown}
+        print(case.name, row.get("error") or values, file=sys.stderr, flush=True)
+
+
 def run_subcommands(
     description: str | None,
     default_cases: list[str],

@@ -17,7 +17,6 @@ import dataclasses
 import gc
 import json
 import statistics
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -25,7 +24,7 @@ from typing import Any
 
 import torch
 from accelerate.state import AcceleratorState
-from resumable_cases import add_row, iterate_unmeasured, read_rows, run_subcommands  # type: ignore[import-not-found]  # in this folder
+from resumable_cases import measure_cases, read_rows, run_subcommands  # type: ignore[import-not-found]  # in this folder
 from torch._dynamo.utils import counters
 
 from launcher.base_models.catalogue import TINY_BASE_NAME
@@ -44,7 +43,6 @@ from launcher.training.loop import train
 from launcher.training.model.fused_lora.decoder_layer import describe_path
 from launcher.training.monitoring.meters import MemoryMeter, Meters, ThroughputMeter
 from launcher.training.observers.metrics_writer import MetricsWriter
-from launcher.training.runtime.run_record import collect_versions
 from launcher.training.verify.packing import PackingCheck
 
 ALL_LINEARS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -240,6 +238,7 @@ def build(case: Case, folder: Path) -> tuple[TrainingRun, PackingCheck]:
 
 
 def measure_case(case: Case) -> dict[str, Any]:
+    clean_up()
     with tempfile.TemporaryDirectory() as name:
         began, leftover = time.perf_counter(), read_leftover_gib()
         run, proof = build(case, Path(name))
@@ -310,20 +309,7 @@ def clean_up() -> None:
 def run_measure(args: argparse.Namespace) -> None:
     cases = [case for name in args.cases for case in GROUPS.get(name, [])]
     cases += [case for group in GROUPS.values() for case in group if case.name in args.cases]
-    for case in iterate_unmeasured(cases, args.out, args.minutes):
-        clean_up()
-        row: dict[str, Any] = {"case": case.name}
-        try:
-            row |= measure_case(case)
-        except Exception as error:  # one failed case must not stop the others
-            row["error"] = f"{type(error).__name__}: {str(error)[:500]}"
-        row |= {
-            "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-            "versions": collect_versions(),
-        }
-        add_row(args.out, row)
-        shown = {name: row.get(name) for name in ("tokens_per_second", "mfu", "peak_gib", "predicted_gib", "graphs")}
-        print(case.name, row.get("error") or shown, file=sys.stderr, flush=True)
+    measure_cases(cases, args, measure_case, ("tokens_per_second", "mfu", "peak_gib", "predicted_gib", "graphs"))
 
 
 def run_table(args: argparse.Namespace) -> None:

@@ -56,12 +56,15 @@ def describe_download_error(name: str, error: BaseException) -> tuple[str, str]:
     if "OfflineModeIsEnabled" in kinds:
         return "HF_HUB_OFFLINE forbids downloads", "unset HF_HUB_OFFLINE"
     if "GatedRepoError" in kinds:
-        return "the Hub wants its conditions to be accepted", f"accept them on the page of {name}, then {account}"
+        return (
+            "it is gated: its conditions must be accepted",
+            f"accept them on the page of {name}, then {account}",
+        )
     if kinds & {"RepositoryNotFoundError", "HFValidationError"}:
         return "the Hub has no such public model", f"check the spelling of {name}; for a private model, {account}"
     if "RevisionNotFoundError" in kinds:
         return "the Hub has no such revision of it", "check base_models[0].revision"
-    return "the Hub cannot be reached", "check the network and, after a proxy, HTTPS_PROXY"
+    return "the Hub cannot be reached", "check the network, and HTTPS_PROXY if you use a proxy"
 
 
 def note_missing_files(name: str, search: Sequence[Path]) -> Iterator[str]:

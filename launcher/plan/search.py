@@ -171,13 +171,13 @@ def _find_replicated(inputs: SearchInputs, strategy: Strategy) -> Layout | None:
     for level in inputs.levels:
         start = Layout(strategy=strategy, offload="none", checkpointing=level, micro_batch_size=small)
         if fits_memory(inputs, start):
-            usual = _fastest_split(inputs, start, small)
-            is_least, is_packed = level == inputs.levels[0], inputs.slot_tokens == inputs.recipe.sequence_length
-            if not is_least and not is_packed:
-                return usual
             larger = _fastest_split(inputs, start, _largest_fit(inputs, start, slots))
+            if level == inputs.levels[0]:
+                return larger
+            usual = _fastest_split(inputs, start, small)
+            is_packed = inputs.slot_tokens == inputs.recipe.sequence_length
             speedup = estimate_step_seconds(inputs, usual) / estimate_step_seconds(inputs, larger)
-            return larger if is_least or speedup >= _MIN_GROWTH_SPEEDUP else usual
+            return larger if is_packed and speedup >= _MIN_GROWTH_SPEEDUP else usual
     last = leanest_layout(inputs, (strategy, "none"))
     return _fastest_split(inputs, last, _largest_fit(inputs, last, small)) if fits_memory(inputs, last) else None
 

@@ -6,9 +6,12 @@ import argparse
 import importlib.util
 import json
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
+import psutil
 import pytest
 
 from benchmarks.memory_grid.__main__ import make_parser as make_grid_parser
@@ -102,6 +105,29 @@ def test_comparison_of_speeds_measures_the_same_case_with_every_tool(
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     peer_speed.run_table(argparse.Namespace(rows=file))
     assert capsys.readouterr().out.splitlines()[2:] == ["| S | 2,000; 1.5 |  |", "| T |  | 1,000; 2.5 |"]
+
+
+def test_figure_that_is_out_of_time_ends_with_its_processes(tmp_path: Path) -> None:
+    figures = load("figures")
+    script = tmp_path / "figure.py"
+    script.write_text(
+        "import pathlib, subprocess, sys\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
+        f"pathlib.Path({str(tmp_path / 'pid')!r}).write_text(str(child.pid))\n"
+        "child.wait()\n"
+    )
+    figure = figures.Figure(name="slow", description="", command=str(script))
+    given = argparse.Namespace(manifest=None, base=None, data=None)
+    assert figures.run_figure(figure, given, tmp_path, time.monotonic() + 3) == 75
+    child = int((tmp_path / "pid").read_text())
+    wait_until(lambda: not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE)
+
+
+def wait_until(is_done: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not is_done():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def new_folder(path: Path) -> Path:

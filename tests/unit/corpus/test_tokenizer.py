@@ -115,7 +115,7 @@ def test_new_tokens_that_exist_are_refused(base: Path) -> None:
     [
         (
             "GatedRepo",
-            "the Hub wants its conditions to be accepted",
+            "it is gated: its conditions must be accepted",
             "accept them on the page of org/name, then `hf",
         ),
         (

@@ -10,7 +10,10 @@ from launcher.core.errors import InputError, ManifestError
 from launcher.core.units import GIB
 from launcher.plan import Plan
 from launcher.plan.estimator_inputs import estimate_plan_memory
+from launcher.plan.memory_budget import SearchInputs
 from launcher.plan.oom_fallbacks import apply_next_fallback
+from launcher.plan.search import Layout, find_best_layout
+from launcher.plan.strategy import Candidate
 from tests.unit.plan.conftest import FULL_FINE_TUNING, decision, plan_for
 
 INT4 = ("base_models.0.quantization=int4",)
@@ -290,6 +293,16 @@ def test_training_that_fits_only_with_compiled_layers_is_compiled() -> None:
     chosen = plan_for(gpu="h200", base="Qwen/Qwen3-8B", config={"adapter_type": "full"})
     assert chosen.compile is not None
     assert "fits only with it" in decision(chosen, "torch.compile")
+
+
+def test_training_that_fits_only_without_compiled_layers_is_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    def find(inputs: SearchInputs, candidates: tuple[Candidate, ...]) -> Layout | None:
+        return None if inputs.workload.compiled else find_best_layout(inputs, candidates)
+
+    monkeypatch.setattr("launcher.plan.make.find_best_layout", find)
+    chosen = plan_for(gpu="h200", base="Qwen/Qwen3-8B")
+    assert chosen.compile is None
+    assert "fits only without it" in decision(chosen, "torch.compile")
 
 
 def test_compiling_is_off_where_it_was_not_measured() -> None:
