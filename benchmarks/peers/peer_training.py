@@ -10,7 +10,7 @@ allocated memory; with --packed also the median speed.
 from __future__ import annotations
 
 import argparse
-import importlib
+import importlib.util
 import json
 import math
 import statistics
@@ -57,9 +57,13 @@ def train(args: argparse.Namespace) -> dict[str, Any]:
         longest=max(len(document["input_ids"]) for document in documents),
         max_tokens=args.tokens or MAX_TOKENS[args.tool],
     )
+    if args.tool == "trl" and torch.cuda.is_available() and importlib.util.find_spec("liger_kernel") is not None:
+        settings["use_liger_kernel"] = True  # faster, and less memory
     if args.packed:
         settings |= make_packed_settings(plan)
         documents = [{"input_ids": document["input_ids"]} for document in documents]
+    if args.tool == "unsloth" and args.packed:
+        check_unsloth_packing()
     model = load_with_unsloth(plan) if args.tool == "unsloth" else load_with_peft(plan, packed=args.packed)
     times = StepTimes()
     trainer = SFTTrainer(
@@ -154,6 +158,19 @@ def load_with_unsloth(plan: Plan) -> dict[str, Any]:
         max_seq_length=plan.batch.sequence_length,
     )
     return {"model": model, "processing_class": tokenizer}
+
+
+def check_unsloth_packing() -> None:
+    """Raise an error if Unsloth would compute the attention of each packed document by itself, which is slow."""
+    import torch
+    from unsloth.utils import attention_dispatch
+
+    has_torch_varlen = getattr(attention_dispatch, "_TORCH_VARLEN_ATTN", None) is not None
+    if attention_dispatch.select_attention_backend(use_varlen=True) == "sdpa" and not has_torch_varlen:
+        raise RuntimeError(
+            f"Unsloth finds neither flash-attn nor xformers for torch {torch.__version__} (CUDA {torch.version.cuda}), "
+            "and needs one of them, or torch 2.12, to pack documents"
+        )
 
 
 def make_lora_settings(plan: Plan) -> dict[str, Any]:
