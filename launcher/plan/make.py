@@ -27,7 +27,12 @@ from launcher.plan.estimate.memory.recipe import explain_layer_path
 from launcher.plan.full_finetuning import apply_requests, iterate_leaner_settings
 from launcher.plan.memory_budget import LEVELS, SearchInputs, make_search_inputs
 from launcher.plan.model import Decision, MemoryPlan, Plan, SpeedPlan, TaskEvalPlan
-from launcher.plan.notes import describe_faster_with_fewer_gpus, describe_slow_settings, make_notes
+from launcher.plan.notes import (
+    describe_faster_with_fewer_gpus,
+    describe_slow_settings,
+    describe_unneeded_quantization,
+    make_notes,
+)
 from launcher.plan.oom_fallbacks import make_oom_fallbacks
 from launcher.plan.passthrough import explain_trackers, list_other_trackers, make_data_plan, make_wandb_plan
 from launcher.plan.schedule import decide_schedule
@@ -216,7 +221,8 @@ def _assemble(context: PlanContext, choice: _Choice, layout: Layout) -> Plan:
 def _more_notes(context: PlanContext, speed: SpeedPlan, task_eval: TaskEvalPlan | None) -> tuple[str, ...]:
     gaps = context.options.judge_gaps
     slow = describe_slow_settings(context, speed, _estimate_speed)
-    return (*slow, *([gaps] if gaps and task_eval is not None else []))
+    unneeded = describe_unneeded_quantization(context, speed, _estimate_speed)
+    return (*slow, *unneeded, *([gaps] if gaps and task_eval is not None else []))
 
 
 def _estimate_speed(context: PlanContext) -> float | None:

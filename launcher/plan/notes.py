@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 
 from launcher.core.choices import accumulates_in_fp32
+from launcher.core.errors import DoesNotFitError, InputError, ManifestError
 from launcher.core.units import format_count, format_gib
 from launcher.hardware.gpu_catalogue import format_limits
 from launcher.manifest.adapter_override import FULL_LEARNING_RATE, LORA_LEARNING_RATE
@@ -28,6 +29,7 @@ from launcher.plan.suggestions import (
     fits_with_int4,
     list_candidates_without_offload,
     move_to_hardware,
+    with_quantization,
 )
 
 # Communication below this share of a step is not worth a note.
@@ -188,6 +190,24 @@ def describe_slow_settings(context: PlanContext, planned: SpeedPlan, estimate_sp
         yield (
             f"{' and '.join(slow)} {origin} {verb} training down: with {' '.join(map(_format_override, slow))} "
             f"it reaches about {format_count(best)} tokens/s, {best / speed:.1f} times as fast, with the same result"
+        )
+
+
+def describe_unneeded_quantization(
+    context: PlanContext, planned: SpeedPlan, estimate_speed: EstimateSpeed
+) -> Iterator[str]:
+    """Yield a note if a base in NF4 would also fit unquantized, and train at least as fast."""
+    speed = planned.tokens_per_second
+    if context.entry.quantization != "int4" or context.gpu is None or context.is_smoke or speed is None:
+        return
+    try:
+        unquantized = estimate_speed(with_quantization(context, "none")) or 0.0
+    except (DoesNotFitError, InputError, ManifestError):
+        return
+    if unquantized >= speed:
+        yield (
+            "int4 is not needed here: with --set base_models.0.quantization=none the training fits, too, runs at about "
+            f"{format_count(unquantized)} tokens/s (int4: {format_count(speed)}), and the base is not rounded to 4 bits"
         )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import product
 from math import ceil
-from typing import Any
+from typing import Any, Literal
 
 from launcher.core.choices import EIGHT_BIT_OPTIMIZERS
 from launcher.core.errors import DoesNotFitError, Problem
@@ -93,10 +93,10 @@ def _on(context: PlanContext, hardware: Hardware, **changes: Any) -> PlanContext
     return replace(context, hardware=changed, options=options)
 
 
-def _with_int4(context: PlanContext) -> PlanContext:
-    """Return the inputs of a plan with a base quantized to 4 bits."""
+def with_quantization(context: PlanContext, quantization: Literal["none", "int4"]) -> PlanContext:
+    """Return the inputs of a plan with another quantization of the base."""
     first, *others = context.manifest.base_models
-    models = (first.model_copy(update={"quantization": "int4"}), *others)
+    models = (first.model_copy(update={"quantization": quantization}), *others)
     return replace(context, manifest=context.manifest.model_copy(update={"base_models": models}))
 
 
@@ -110,7 +110,8 @@ def _suggest_smaller_training(context: PlanContext, inputs: SearchInputs, find_l
         if (layout := find_layout(context)) and layout.offload == "none":
             yield f"{adapter} fits"
             return
-    if inputs.recipe.quantization != "int4" and inputs.recipe.on_gpu and (layout := find_layout(_with_int4(context))):
+    quantized = with_quantization(context, "int4")
+    if inputs.recipe.quantization != "int4" and inputs.recipe.on_gpu and (layout := find_layout(quantized)):
         offloaded = "" if layout.offload == "none" else ", with the optimizer in CPU memory"
         yield f"{adapter}{' with ' if adapter else ''}base_models[0].quantization int4 fits{offloaded}"
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from launcher.core.units import format_count
 from launcher.plan import Plan
 from launcher.plan.speed_estimate import _format_error
 from launcher.request.request import Request, plan_request
@@ -148,3 +149,29 @@ def test_size_of_full_logits_is_stated() -> None:
 def test_very_high_learning_rate_of_an_adapter_is_noted(config: dict[str, Any], is_noted: bool) -> None:
     notes = plan_for(config=config).notes
     assert any("is very high and likely to diverge" in note for note in notes) is is_noted
+
+
+@pytest.mark.parametrize(
+    ("gpu", "base", "is_unneeded"),
+    [
+        ("rtx4090", None, True),
+        ("h200", "Qwen/Qwen3-8B", True),
+        ("rtx4090", "Qwen/Qwen3-8B", False),  # unquantized only with full checkpointing: slower
+        ("rtx4090", "Qwen/Qwen3-14B", False),  # fits only in NF4
+    ],
+)
+def test_int4_is_noted_where_the_base_also_fits_unquantized_and_trains_as_fast(
+    gpu: str, base: str | None, is_unneeded: bool
+) -> None:
+    def plan(quantization: str) -> Plan:
+        overrides = (f"base_models.0.quantization={quantization}",)
+        return plan_request(Request(expert="neo4j", gpu=gpu, base=base, profile="full", overrides=overrides)).plan
+
+    quantized = plan("int4")
+    notes = [note for note in quantized.notes if note.startswith("int4 is not needed here")]
+    assert len(notes) == is_unneeded
+    if is_unneeded:
+        unquantized = plan("none").speed.tokens_per_second
+        assert unquantized is not None
+        assert f"{format_count(unquantized)} tokens/s" in notes[0]
+        assert unquantized >= (quantized.speed.tokens_per_second or 0.0)
