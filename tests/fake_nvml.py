@@ -28,6 +28,7 @@ class FakeGpu:
     mig: bool | None = False
     utilization: int | None = 0
     temperature: int | None = 31
+    milliwatts: int | None = 75_000
     lanes: int | None = 16
     most_lanes: int | None = 16
     errors: int | None = 0
@@ -87,6 +88,7 @@ class FakeNvml:
             "nvmlDeviceGetUtilizationRates": lambda at: SimpleNamespace(gpu=self._report(self.gpus[at].utilization)),
             "nvmlDeviceGetCurrentClocksEventReasons": lambda at: self._report(self.gpus[at].slowdowns),
             "nvmlDeviceGetTemperature": lambda at, _sensor: self._report(self.gpus[at].temperature),
+            "nvmlDeviceGetPowerUsage": lambda at: self._report(self.gpus[at].milliwatts),
             "nvmlDeviceGetCurrPcieLinkWidth": lambda at: self._report(self.gpus[at].lanes),
             "nvmlDeviceGetMaxPcieLinkWidth": lambda at: self._report(self.gpus[at].most_lanes),
             "nvmlDeviceGetTotalEccErrors": lambda at, _kind, _counter: self._report(self.gpus[at].errors),

@@ -74,6 +74,7 @@ GPU_UTILIZATION = _declare("gpu/utilization", "GPU utilisation", unit="share", b
 GPU_POWER_WATTS = _declare("gpu/power_watts", "GPU power", unit="W")
 GPU_TEMPERATURE = _declare("gpu/temperature", "GPU temperature", unit="°C")
 JOULES_PER_TOKEN = _declare("gpu/joules_per_token", "energy per token", unit="J", better="lower")
+USED_GIB = _declare("gpu/used_memory_gib", "GPU memory in use", unit="GiB")  # by all processes
 HOST_LOAD = _declare("host/load", "host load per core")  # load average of the last minute, per core
 # Real tokens / positions of the global batch, empty slots included. Without packing, rows are concatenated and compute
 # fewer positions: there it is the efficiency that padding to the full length would have.

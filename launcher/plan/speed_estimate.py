@@ -123,6 +123,10 @@ def _confidence(
         accuracy, error = _assess_runs(correction)
     else:
         accuracy, error = _assess_estimate(context, inputs, layout)
+        if correction is not None and error is not None:
+            apart = round(max(correction.factor, 1 / correction.factor) - 1, 2)
+            if apart > error:  # too few runs to tell whether the estimate is wrong or they were disturbed
+                accuracy, error = f"{_format_error(apart)}: {_describe_runs(correction)}", apart
     covered = "with compilation, without other start-up" if inputs.workload.compiled else "without start-up"
     return f"{accuracy}{length}; {covered}, evaluation and checkpoints", error
 
@@ -132,6 +136,11 @@ def _assess_runs(correction: Correction) -> tuple[str, float | None]:
     spread = max(correction.highest / correction.factor - 1, 1 - correction.lowest / correction.factor)
     error = round(max(_MIN_ERROR if correction.num_runs >= _RUNS_TO_TRUST else 2 * _MIN_ERROR, spread), 2)
     return f"{_format_error(error)}: similar runs were measured on this machine", error
+
+
+def _describe_runs(correction: Correction) -> str:
+    runs = "one similar run" if correction.num_runs == 1 else f"{correction.num_runs} similar runs"
+    return f"{runs} reached {100 * correction.factor:.0f} % of the estimate"
 
 
 def _format_error(error: float | None) -> str:

@@ -27,6 +27,7 @@ _MAX_ROWS_WITHOUT_ESTIMATE = 16  # if the training time is unknown
 _DECIDING_ROWS, _MIN_DECIDING_ROWS = 200, 100
 _ANSWER_TOKENS = 128  # assumed length of an answer
 _GENERATION_BATCH = 64  # the most that training/evaluation generates at once
+_MIN_SECONDS = 2.0  # for all evaluations; to measure how long they take takes as long
 _SECONDS_PER_LAYER = 0.001  # to launch one layer's kernels for one token in eager mode; assumed
 
 
@@ -50,6 +51,13 @@ def decide_task_eval(
     if context.is_smoke:
         plan = TaskEvalPlan(judge=judge, num_rows=_SMOKE_ROWS, is_fixed=True, time_share=share)
         return plan, plan_decision(_NAME, _describe_rows(context, _SMOKE_ROWS), f"{judge}; few rows for a short run")
+    length = estimate_run_length(context)
+    if speed.seconds_per_step is not None and length.num_steps is not None:
+        seconds = length.num_steps * speed.seconds_per_step
+        if share * seconds < _MIN_SECONDS:
+            limit = f"training takes about {format_duration(seconds)}, of which evaluation.task_share allows "
+            limit += f"{format_percent(share)}: too short to judge answers"
+            return None, plan_decision(_NAME, "off", f"{limit}; `launcher eval` judges them afterwards")
     if speed.seconds_per_step is None:
         most, limit = _MAX_ROWS_WITHOUT_ESTIMATE, "at most 30 s per evaluation, because the step time is unknown"
     else:

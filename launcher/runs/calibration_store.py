@@ -22,7 +22,9 @@ from launcher.core.errors import LauncherError, first_line
 from launcher.core.file_lock import locked
 from launcher.core.frozen_model import Frozen
 from launcher.core.log import get_logger
+from launcher.core.metrics import StepMetrics
 from launcher.core.run_paths import RunPaths, expand_home, get_cache_folder, write_text_atomically
+from launcher.core.units import bytes_to_gib
 from launcher.core.versions import find_package_versions
 from launcher.hardware.model import Hardware
 from launcher.plan.calibration import (
@@ -34,6 +36,7 @@ from launcher.plan.calibration import (
     make_calibration,
     make_family,
 )
+from launcher.plan.estimate.memory import CONTEXT_BYTES
 from launcher.plan.estimator_inputs import estimate_plan_memory, recipe_from_plan
 from launcher.runs.record import RunRecord, load_record
 
@@ -45,6 +48,7 @@ _OFF = ("off", "0", "none", "no")
 _WARMUP_STEPS = 3  # autotuning, caches, optimizer states
 MIN_STEPS = 8
 _MIN_FREE_VRAM = 0.95  # fraction of GPU memory at the start; below it, other processes used the GPU
+_ALLOWED_FOREIGN_GIB = 3.0  # in use during the run, beyond torch's memory and the context: NCCL and others have buffers
 # Ratios beyond these are not estimation errors: something else than planned has run.
 _PLAUSIBLE_MEMORY = (0.5, 2.0)
 _PLAUSIBLE_SPEED = (0.1, 10.0)
@@ -192,9 +196,18 @@ def find_disturbance(record: RunRecord) -> str:
     if not (outcome.attention_backend or backend).startswith(backend):
         return "another attention backend than planned was used"
     gpu = plan.hardware.gpu
-    if gpu is not None and plan.hardware.free_vram_bytes < _MIN_FREE_VRAM * gpu.memory_bytes:
-        return "other processes used the GPU"
+    if gpu is not None:
+        allowed = max(_ALLOWED_FOREIGN_GIB, (1 - _MIN_FREE_VRAM) * bytes_to_gib(gpu.memory_bytes))
+        was_busy = plan.hardware.free_vram_bytes < _MIN_FREE_VRAM * gpu.memory_bytes
+        if was_busy or max(map(_measure_foreign_gib, steps)) > allowed:
+            return "other processes used the GPU"
     return _find_implausible(measure_run(record))
+
+
+def _measure_foreign_gib(step: StepMetrics) -> float:
+    """Return how much GPU memory other processes used at a step, at least; 0 if it was not measured."""
+    own = step.values.get(metrics.PEAK_RESERVED_GIB, 0.0) + bytes_to_gib(CONTEXT_BYTES)
+    return max(0.0, step.values.get(metrics.USED_GIB, 0.0) - own)
 
 
 def _find_implausible(measured: MeasuredRun) -> str:

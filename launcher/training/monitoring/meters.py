@@ -160,7 +160,7 @@ class MemoryMeter(Meter):
 
 
 class NvmlMeter(Meter):
-    """GPU utilization, power, temperature and energy per token."""
+    """GPU utilization, power, temperature, memory and energy per token."""
 
     def __init__(self, sampler: NvmlSampler, num_ranks: int) -> None:
         self._sampler, self._num_ranks = sampler, num_ranks
@@ -171,7 +171,9 @@ class NvmlMeter(Meter):
         if sample is None:
             return {}
         joules = sample.watts * stats.seconds
+        used = {} if sample.used_bytes is None else {metrics.USED_GIB: bytes_to_gib(sample.used_bytes)}
         return {
+            **used,
             metrics.GPU_UTILIZATION: sample.utilization,
             metrics.GPU_POWER_WATTS: sample.watts,
             metrics.GPU_TEMPERATURE: sample.celsius,

@@ -1,4 +1,4 @@
-"""Sample GPU utilization, power and temperature with NVML in a background thread."""
+"""Sample utilization, power, temperature and memory of a GPU with NVML in a background thread."""
 
 from __future__ import annotations
 
@@ -8,16 +8,19 @@ from typing import Any
 
 import torch
 
+from launcher.hardware.probe import read_memory
+
 _SAMPLE_SECONDS = 0.5  # the driver averages over up to a second
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GpuSample:
-    """Utilization, power and temperature of a GPU, at one moment or averaged."""
+    """Counters of a GPU, at one moment or over several samples."""
 
     utilization: float  # 0 to 1
     watts: float
     celsius: float
+    used_bytes: int | None = None  # by all processes
 
 
 class NvmlSampler:
@@ -56,14 +59,16 @@ class NvmlSampler:
             self._thread.join(2 * _SAMPLE_SECONDS)
 
     def read(self) -> GpuSample | None:
-        """Return means and highest temperature since the last read, else the last values; None before the first."""
+        """Return means, highest temperature and memory since the last read, else the last values; None at first."""
         with self._lock:
             samples, self._samples = self._samples, []
         if samples:
+            used = [sample.used_bytes for sample in samples if sample.used_bytes is not None]
             self._last = GpuSample(
                 utilization=sum(sample.utilization for sample in samples) / len(samples),
                 watts=sum(sample.watts for sample in samples) / len(samples),
                 celsius=max(sample.celsius for sample in samples),
+                used_bytes=max(used, default=None),
             )
         return self._last
 
@@ -86,8 +91,10 @@ def _get_handle(nvml: Any, device: torch.device) -> Any:
 
 
 def _take_sample(nvml: Any, handle: Any) -> GpuSample:
+    memory = read_memory(nvml, handle)
     return GpuSample(
         utilization=nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100.0,
         watts=nvml.nvmlDeviceGetPowerUsage(handle) / 1000.0,
         celsius=float(nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)),
+        used_bytes=None if memory is None else memory.used,
     )

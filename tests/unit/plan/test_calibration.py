@@ -243,6 +243,20 @@ def test_speed_is_scaled_with_all_that_follows_from_it() -> None:
     assert (plan.batch, plan.strategy) == (plain.batch, plain.strategy), "the search does not know of it"
 
 
+@pytest.mark.parametrize(
+    ("ratio", "confidence", "error"),
+    [
+        (0.25, "very uncertain (0.2 to 4.0 times this speed): one similar run reached 25 % of the estimate", 3.0),
+        (0.95, "within about 20 %: similar runs were measured on this GPU", 0.2),
+    ],
+)
+def test_one_run_far_from_the_estimate_makes_the_speed_uncertain(ratio: float, confidence: str, error: float) -> None:
+    known = make_calibration([seen_of(plan_for(gpu="h200"), 1, speed=ratio)])
+    speed = plan_for(gpu="h200", calibration=known).speed
+    assert speed.confidence.startswith(confidence)
+    assert speed.error == error
+
+
 def test_other_families_are_left_alone() -> None:
     plain = plan_for(gpu="h200")
     seen = seen_of(plain, 1, memory=1.5, speed=0.5)

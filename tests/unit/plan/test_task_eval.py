@@ -50,6 +50,10 @@ def test_without_a_step_time_estimate_evaluations_take_30_seconds() -> None:
             {"config": {"evaluation_strategy": "no", "load_best_model_at_end": False}},
             "evaluation is off",
         ),
+        (
+            {"gpu": "h200", "config": {"max_steps": 20}},
+            "training takes about 13 s, of which evaluation.task_share allows 5.0 %: too short to judge answers",
+        ),
     ],
 )
 def test_task_eval_is_off_with_a_reason(more: dict[str, Any], reason: str) -> None:

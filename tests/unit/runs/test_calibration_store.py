@@ -124,6 +124,7 @@ def test_ratios_are_against_the_plain_estimate(store: Store) -> None:
         ({"oom_fallbacks": ("micro-batch 1",)}, "it ran out of memory"),
         ({"plan": {"profile_steps": {"first_step": 2, "last_step": 3}}}, "some of its steps were profiled"),
         ({"values": {metrics.ALLOC_RETRIES: 1.0}}, "GPU memory was short"),
+        ({"values": {metrics.PEAK_RESERVED_GIB: 10.0, metrics.USED_GIB: 20.0}}, "other processes used the GPU"),
         ({"peak": 2.5}, "its memory was 2.50 times the estimate, which is implausible"),
         ({"speed": 0.01}, "its speed was 0.01 times the estimate, which is implausible"),
     ],
@@ -148,6 +149,8 @@ def test_short_resumed_and_shared_runs_do_not_count(store: Store) -> None:
     assert find_disturbance(replace(record, plan=busy)) == "other processes used the GPU"
     many = record.plan.model_copy(update={"hardware": record.plan.hardware.model_copy(update={"nodes": 2})})
     assert find_disturbance(replace(record, plan=many)).startswith("it ran on several nodes")
+    alone = store.make("alone", values={metrics.PEAK_RESERVED_GIB: 10.0, metrics.USED_GIB: 12.0})
+    assert find_disturbance(load_record(alone)) == ""
     failed = record.outcome.model_copy(update={"has_compile_failed": True})
     assert find_disturbance(replace(record, outcome=failed)) == "torch.compile failed"
     other = record.outcome.model_copy(update={"attention_backend": "flex"})
