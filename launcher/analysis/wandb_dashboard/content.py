@@ -105,7 +105,7 @@ def _show_speed() -> list[Panel]:
 def _show_memory() -> list[Panel]:
     peak = (metrics.PEAK_ALLOCATED_GIB, metrics.PREDICTED_GIB)
     return [
-        _lines("peak memory, measured and predicted", *peak, metrics.PEAK_RESERVED_GIB, unit="GiB"),
+        _lines("memory, peak and in use", *peak, metrics.PEAK_RESERVED_GIB, metrics.USED_GIB, unit="GiB"),
         _line(metrics.PREDICTION_ERROR),
         _line(metrics.ALLOC_RETRIES),
         _bars("peak memory, measured and predicted, last", *peak, unit="GiB"),
