@@ -40,6 +40,7 @@ FUSED_FAMILIES = {
 }
 FUSED_QKV_FAMILIES = frozenset(FUSED_FAMILIES) - {"phi3"}  # some of Phi's models rotate only part of each head
 FUSED_HEAD_DIMS = (32, 64, 128, 256)  # Triton needs powers of two
+NF4_BLOCK = 64 * 256  # weights with a common scale of scales: fused ops join matrices of complete blocks only
 _ALIGNED = 8  # 16-bit elements: aligns rows for tensor cores; the padding is zero
 
 
@@ -216,20 +217,22 @@ def explain_layer_path(shape: ModelShape, recipe: Recipe) -> tuple[str, str]:
         return "blocks", "norms, projections with LoRA, RoPE and the gated activation run as fused ops"
     if has_mlp or has_attention:
         fused, other = ("MLP", "attention") if has_mlp else ("attention", "MLP")
-        return (
-            fused,
-            f"fused ops for the {fused}; {shape.model_type}'s {other} block keeps its own code around fused LoRA",
-        )
+        own = f"{shape.model_type}'s {other} block keeps its own code around fused LoRA"
+        if recipe.quantization == "int4" and any(map(_has_partial_block, shape.linears)):
+            own = f"in NF4 they need matrices of a multiple of {NF4_BLOCK:,} weights, unlike the {other} block's"
+        return fused, f"fused ops for the {fused}; {own}"
     if shape.model_type not in FUSED_FAMILIES:
         return "matmuls", f"LoRA inside the base's matmuls; fused blocks do not support {shape.model_type}"
-    return "matmuls", f"LoRA inside the base's matmuls; {_explain_no_blocks(recipe)}"
+    return "matmuls", f"LoRA inside the base's matmuls; {_explain_no_blocks(shape, recipe)}"
 
 
-def _explain_no_blocks(recipe: Recipe) -> str:
+def _explain_no_blocks(shape: ModelShape, recipe: Recipe) -> str:
     if not recipe.on_gpu:
         return "fused blocks are slower on a CPU"
     if not recipe.has_kernels:
         return "the kernels of fused blocks do not run on this GPU"
+    if recipe.quantization == "int4" and any(map(_has_partial_block, shape.linears)):
+        return f"in NF4, fused blocks need matrices of a multiple of {NF4_BLOCK:,} weights"
     return "fused blocks do not support these targets or this checkpointing"
 
 
@@ -247,11 +250,18 @@ def _can_fuse(
     if not recipe.on_gpu and not recipe.compiled:  # without kernels for CPUs, plain torch is faster
         return False
     parts = {linear.name: linear for linear in shape.linears}
+    members = [parts[name] for names in blocks for name in names if name in parts]
+    if recipe.quantization == "int4" and any(map(_has_partial_block, members)):
+        return False
     return all(
         all(name in parts and (adds_bias or not parts[name].has_bias) for name in names)
         and any(name in recipe.target_modules for name in names)
         for names in blocks
     )
+
+
+def _has_partial_block(linear: Linear) -> bool:
+    return linear.in_features * linear.out_features % NF4_BLOCK != 0
 
 
 def count_fused_ranks(rank: int, num_matrices: int) -> int:

@@ -515,3 +515,26 @@ def test_ia3_is_within_the_bounds_of_the_rest() -> None:
     shape = load_shape("Qwen/Qwen3-0.6B", ())
     estimate = estimate_memory(shape, recipe)
     assert estimate.allocated_bytes / 2**30 == pytest.approx(18.4, rel=0.02)
+
+
+@pytest.mark.parametrize(("sequence_length", "measured_gib"), [(4096, 7.68), (2048, 4.10)])
+def test_nf4_matrices_with_partial_blocks_are_not_fused(sequence_length: int, measured_gib: float) -> None:
+    """Peak of micro-batches of 4 on an H200, eager, 2026-11-19: SmolLM2's attention has matrices of 576 x 576."""
+    targets = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    recipe = dataclasses.replace(
+        RECIPE,
+        target_modules=targets,
+        quantization="int4",
+        graphed=True,
+        compiled=False,
+        checkpointing="none",
+        attention="triton",
+        sequence_length=sequence_length,
+        micro_batch_size=4,
+    )
+    shape = load_shape("HuggingFaceTB/SmolLM2-135M", ())
+    path, reason = explain_layer_path(shape, recipe)
+    assert path == "MLP"
+    assert "multiple of 16,384 weights" in reason
+    assert explain_layer_path(shape, dataclasses.replace(recipe, quantization="none"))[0] == "blocks"
+    assert estimate_memory(shape, recipe).allocated_bytes / GIB == pytest.approx(measured_gib, rel=0.01)
