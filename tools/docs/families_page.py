@@ -16,7 +16,7 @@ from launcher.plan.estimate.memory.recipe import Recipe, explain_layer_path
 
 _SIZES = {
     "hidden_size": 64,
-    "intermediate_size": 96,
+    "intermediate_size": 256,  # matrices are multiples of 16,384 weights, for NF4
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 4,
@@ -70,9 +70,9 @@ computed, as in transformers by default. QLoRA is refused because bitsandbytes d
 fine-tuning because it would train routers without their auxiliary loss. gpt-oss has attention sinks: our attention
 kernels on GPUs from 8.0, eager attention elsewhere. Its MXFP4 weights are dequantized.
 
-With ZeRO, FSDP2 or selective checkpointing, blocks are not fused. Of other
-architectures, the names of the linear layers are read from the weights. `launcher plan` names the path and its reason
-under "layers".
+With ZeRO, FSDP2 or selective checkpointing, blocks are not fused; with QLoRA, blocks with a matrix that is not a
+multiple of 16,384 weights are not, as the attention of SmolLM2-135M. Of other architectures, the names of the linear
+layers are read from the weights. `launcher plan` names the path and its reason under "layers".
 
 The last column is LoRA of rank 16 on all linear layers, 4 x 2,048 tokens per micro-step, random weights, one H200,
 2026-11-17 and 18, all but mixtures of experts with a CUDA graph: `python benchmarks/families.py measure --out
