@@ -19,6 +19,7 @@ from launcher.analysis.wandb_dashboard.workspace import ViewTarget, build_worksp
 from launcher.core.frozen_model import Frozen
 from launcher.core.processes import make_child_environment
 from launcher.core.redaction import redact_text
+from launcher.runs.wandb_settings import load_settings
 
 _REACH_SECONDS = 5.0
 
@@ -59,7 +60,7 @@ def save(target: ViewTarget) -> SaveResult:
     import wandb
     from wandb.errors import UsageError
 
-    base_url = wandb.setup().settings.base_url
+    base_url = load_settings().base_url
     try:
         if (reason := _check_reachable(base_url)) is not None:
             return SaveResult(status="unreachable", message=f"{base_url}: {reason}")

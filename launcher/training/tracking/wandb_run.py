@@ -17,6 +17,7 @@ from launcher.runs.wandb_settings import (
     WandbProject,
     check_server,
     format_machine,
+    load_settings,
     make_config,
 )
 
@@ -55,6 +56,7 @@ def open_run(
     try:
         import wandb
 
+        load_settings()
         run = wandb.init(
             project=place.project,
             entity=place.entity,
