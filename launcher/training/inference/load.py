@@ -196,8 +196,16 @@ def _pick_attention(plan: Plan) -> str:
 def load_from_folder(folder: Path, dtype: Dtype, device: torch.device, *, trusts: bool = False) -> PreTrainedModel:
     """Load a model with transformers alone, as other users would."""
     try:
+        config: Any = AutoConfig.from_pretrained(str(folder), trust_remote_code=trusts)
+        # config.json may name a kernel, which transformers would download and import.
+        config._attn_implementation = "eager" if needs_eager_attention(config) else "sdpa"
         loaded: Any = AutoModelForCausalLM.from_pretrained(
-            str(folder), dtype=DTYPES[dtype], trust_remote_code=trusts, use_safetensors=True, output_loading_info=True
+            str(folder),
+            config=config,
+            dtype=DTYPES[dtype],
+            trust_remote_code=trusts,
+            use_safetensors=True,
+            output_loading_info=True,
         )
     except _LOADING_ERRORS as error:
         raise InputError(f"{folder} cannot be loaded: {first_line(error)}") from None

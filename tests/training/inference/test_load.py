@@ -51,6 +51,14 @@ def test_dtype_of_the_adapter(store: Store, tmp_path: Path, casts_adapter: bool,
     assert {weight.dtype for name, weight in model.named_parameters() if "lora_" not in name} == {torch.bfloat16}
 
 
+@pytest.mark.parametrize("key", ["attn_implementation", "_attn_implementation"])
+def test_attention_kernel_in_the_config_of_a_model_is_not_downloaded(tmp_path: Path, key: str) -> None:
+    folder = write_base(tmp_path / "model", LlamaConfig(**SIZES))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, key: "kernels-community/flash-attn2"}))
+    assert load_from_folder(folder, "fp32", torch.device("cpu")).config._attn_implementation == "sdpa"
+
+
 def test_pickled_weights_are_not_loaded(tmp_path: Path) -> None:
     shutil.copy(TINY_BASE_FOLDER / "config.json", tmp_path)
     (tmp_path / "pytorch_model.bin").write_bytes(b"a pickle")
