@@ -1,4 +1,4 @@
-"""W&B settings of a run: mode, project, login, id and config. Only `load_settings` imports wandb."""
+"""W&B settings of a run: mode, project, login, id and config. wandb is not imported here."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import re
 import secrets
 import socket
 from collections.abc import Mapping
-from contextlib import chdir, suppress
+from contextlib import AbstractContextManager, chdir, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 from urllib.parse import urlsplit
 
 from launcher.core import metrics
@@ -133,16 +133,13 @@ def find_key(environment: Mapping[str, str]) -> Key | None:
     return None
 
 
-def load_settings() -> Any:
-    """Load and return wandb's settings for this process, from the environment and the user's own files.
+def without_local_settings() -> AbstractContextManager[None]:
+    """Return a context in which wandb loads its settings from the environment and the user's own files only.
 
     wandb would also read wandb/settings in the working directory. In a downloaded one, this file could name the server
     that gets the API key.
     """
-    from wandb.sdk.wandb_setup import singleton
-
-    with chdir(os.sep):
-        return singleton().settings
+    return chdir(os.sep)
 
 
 def check_server(environment: Mapping[str, str]) -> str | None:
