@@ -195,6 +195,10 @@ def _check_trust(arguments: argparse.Namespace, plan: Plan, paths: RunPaths) -> 
         with suppress(ManifestError):  # then there is no task evaluation
             code += list_judge_code(load_manifest(paths.manifest).manifest)
     check_trust(code, source)
+    if arguments.plan is not None:  # --resume checks it where it finds the run
+        from launcher.request.run_directory import check_links
+
+        check_links(paths)
 
 
 def train_planned(plan: Plan, paths: RunPaths, recorder: RunRecorder, options: ResumeOptions) -> int:

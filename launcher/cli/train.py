@@ -245,7 +245,8 @@ def _find_program() -> str:
 
 def _resume(arguments: argparse.Namespace, node: Node | None, job: JobOptions | None) -> int:
     name = arguments.resume or arguments.run_id or ""
-    resumed = plan_resumed(Path(arguments.runs_dir), name, make_request(arguments))
+    flags = make_request(arguments)
+    resumed = plan_resumed(Path(arguments.runs_dir), name, flags)
     check_trust(resumed.list_code(arguments.expert, executes=not arguments.dry_run), resumed.paths.root)
     if resumed.is_done and arguments.verify:
         raise InputError(
@@ -253,6 +254,8 @@ def _resume(arguments: argparse.Namespace, node: Node | None, job: JobOptions | 
             hint="`launcher regression` compares a new training with recorded ones",
         )
     if resumed.is_done and not arguments.allow_changed_inputs:
+        if flags.max_steps or flags.overrides or flags.base:  # they must not be ignored
+            check_unchanged(resumed)
         _print_unstarted(
             arguments, resumed.paths, f"{resumed.paths.root}: this run is done; its adapter: {resumed.paths.adapter}"
         )

@@ -63,7 +63,7 @@ def find_run_to_resume(runs_dir: Path, name: str, expert: str) -> RunPaths:
             hint = f"{runs_dir.absolute()} {newest}; {FIND_ELSEWHERE}"
             raise InputError(f"{paths.root} cannot be resumed: {what}", hint=hint)
         _check_expert(paths, expert)
-        return _check_links(paths)
+        return check_links(paths)
     manifest = find_manifest(expert)
     runs = [run for run in map(RunPaths, _list_folders(runs_dir)) if _is_unfinished(run, manifest)]
     if not runs:
@@ -71,7 +71,7 @@ def find_run_to_resume(runs_dir: Path, name: str, expert: str) -> RunPaths:
             f"no unfinished run of {expert} in {runs_dir.absolute()}",
             hint="--resume RUN chooses a run; without --resume a new run starts",
         )
-    return _check_links(max(runs, key=lambda run: run.request.stat().st_mtime))
+    return check_links(max(runs, key=lambda run: run.request.stat().st_mtime))
 
 
 def _check_expert(paths: RunPaths, expert: str) -> None:
@@ -86,7 +86,7 @@ def _check_expert(paths: RunPaths, expert: str) -> None:
         )
 
 
-def _check_links(paths: RunPaths) -> RunPaths:
+def check_links(paths: RunPaths) -> RunPaths:
     """Raise InputError if an untrusted run directory has symlinks that lead outside, where a training would write."""
     check_trust(list_outside_links(paths.root), paths.root, what="has links that lead outside and need --trust")
     return paths

@@ -9,7 +9,7 @@ import re
 import secrets
 import socket
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, chdir, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -131,6 +131,15 @@ def find_key(environment: Mapping[str, str]) -> Key | None:
                 if login and login[2]:
                     return Key(where=str(file), value=login[2])
     return None
+
+
+def without_local_settings() -> AbstractContextManager[None]:
+    """Return a context in which wandb loads its settings from the environment and the user's own files only.
+
+    wandb would also read wandb/settings in the working directory. In a downloaded one, this file could name the server
+    that gets the API key.
+    """
+    return chdir(os.sep)
 
 
 def check_server(environment: Mapping[str, str]) -> str | None:

@@ -243,6 +243,23 @@ def test_online_preempted_run_is_marked_and_resumed(server: Server, tmp_path: Pa
     assert [row["train/step"] for row in run.rows] == [1, 2, 3, 4, 5, 6]
 
 
+def test_settings_in_the_working_directory_do_not_redirect_the_api_key(server: Server, tmp_path: Path) -> None:
+    paths = make_run(tmp_path / "runs", MadeRun(run_id="redirected", num_steps=3, evaluate_every=100))
+    (tmp_path / ".config/wandb").mkdir(parents=True)
+    (tmp_path / ".config/wandb/settings").write_text(f"[default]\nbase_url = {server.environment['WANDB_BASE_URL']}\n")
+    (tmp_path / "wandb").mkdir()
+    with serve() as other:
+        text = f"[default]\nbase_url = {other.environment['WANDB_BASE_URL']}\nentity = somebody\n"
+        (tmp_path / "wandb/settings").write_text(text)
+        env = environment(tmp_path, {"WANDB_API_KEY": server.environment["WANDB_API_KEY"]})
+        result = upload(paths, env, cwd=tmp_path)
+        assert other.bodies == []
+    assert result.returncode == 0, result.stderr
+    trace = load_trace(paths)
+    assert trace is not None
+    assert trace.id in server.runs
+
+
 @pytest.mark.slow
 def test_online_all_nodes_log_to_one_run(server: Server, tmp_path: Path) -> None:
     """Node 0 logs metrics and outcome; other nodes log system metrics only."""

@@ -76,9 +76,12 @@ def environment(home: Path, more: Mapping[str, str] | None = None) -> dict[str, 
     return {**variables, "PYTHONPATH": python_path(), "HOME": str(home), **(more or {})}
 
 
-def upload(paths: RunPaths, env: Mapping[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+def upload(
+    paths: RunPaths, env: Mapping[str, str], *arguments: str, cwd: Path = ROOT
+) -> subprocess.CompletedProcess[str]:
     """Run the uploader until it exits."""
-    return run_python(["-m", "launcher.training.tracking.wandb_uploader", str(paths.root), *arguments], env=env)
+    words = ["-m", "launcher.training.tracking.wandb_uploader", str(paths.root), *arguments]
+    return run_python(words, cwd=cwd, env=env)
 
 
 def folders(paths: RunPaths) -> list[Path]:

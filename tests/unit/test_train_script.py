@@ -66,6 +66,16 @@ def test_a_broken_plan_is_reported(tmp_path: Path) -> None:
     assert "cannot be read" in train("--plan", str(tmp_path / "none.json")).stderr
 
 
+def test_a_run_with_links_out_of_it_is_not_trained(tmp_path: Path) -> None:
+    words = ["train", "json", "--dry-run", "--runs-dir", str(tmp_path), "--run-id", "a"]
+    assert main(words) == 0
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "a/checkpoints").symlink_to(tmp_path / "elsewhere")
+    refused = train("--plan", str(tmp_path / "a/plan.json"))
+    assert refused.returncode == ExitCode.WRONG_INPUT
+    assert "has links that lead outside and need --trust: checkpoints -> " in refused.stderr
+
+
 def test_the_process_ends_without_the_teardown_of_its_modules(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(
         "import atexit, os, sys\n"

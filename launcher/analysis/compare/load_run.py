@@ -168,7 +168,7 @@ def make_facts(record: RunRecord, evaluations: RunEvaluations) -> RunFacts:
         steps_done=last_step if outcome is None else max(last_step, outcome.steps_done),
         num_steps=plan.schedule.num_steps if outcome is None or outcome.num_steps is None else outcome.num_steps,
         attempt_seconds=None if outcome is None else _sum_attempts(outcome),
-        oom_fallbacks=() if outcome is None else outcome.oom_fallbacks,
+        oom_fallbacks=() if outcome is None else tuple(map(clean_text, outcome.oom_fallbacks)),
         goodput={} if outcome is None else outcome.goodput,
         judged=drop_answer_texts(evaluations),
         code=clean_text("; ".join(list_run_code(record))) or None,

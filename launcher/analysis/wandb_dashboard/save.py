@@ -19,6 +19,7 @@ from launcher.analysis.wandb_dashboard.workspace import ViewTarget, build_worksp
 from launcher.core.frozen_model import Frozen
 from launcher.core.processes import make_child_environment
 from launcher.core.redaction import redact_text
+from launcher.runs.wandb_settings import without_local_settings
 
 _REACH_SECONDS = 5.0
 
@@ -58,8 +59,10 @@ def save(target: ViewTarget) -> SaveResult:
     """Create the view, or update the one with its name; may block for a long time."""
     import wandb
     from wandb.errors import UsageError
+    from wandb.sdk.wandb_setup import singleton
 
-    base_url = wandb.setup().settings.base_url
+    with without_local_settings():
+        base_url = singleton().settings.base_url
     try:
         if (reason := _check_reachable(base_url)) is not None:
             return SaveResult(status="unreachable", message=f"{base_url}: {reason}")

@@ -83,12 +83,15 @@ def load_weights(engine: Engine, weights: Iterable[tuple[str, Tensor]]) -> None:
     missing = set(parameters)
     for name, full in weights:  # PEFT saves tied modules twice
         missing.discard(name)
+        shape = getattr(parameters[name], "ds_shape", parameters[name].shape)  # ZeRO-3 leaves an empty tensor
+        if full.shape != shape:  # copy_ would broadcast it
+            raise ValueError(f"{name} has the shape {[*full.shape]}, not {[*shape]}")
         if zero is not None:
             zero.set_weight(parameters[name], full)
         else:
             _copy_into(parameters[name], full)
     if missing:
-        raise KeyError(min(missing))
+        raise ValueError(f"{min(missing)} is missing")
 
 
 def load_optimizer(engine: Engine, states: Iterable[tuple[StateName, Tensor]], keys: Sequence[str]) -> None:
@@ -107,6 +110,10 @@ def load_optimizer(engine: Engine, states: Iterable[tuple[StateName, Tensor]], k
     for (key, name), full in states:
         parameter = parameters[name]
         loaded.setdefault(indices[id(parameter)], {})[key] = _shard_state(full, parameter)
+        if isinstance(inner, torch.optim.AdamW) and full.dim() and full.shape != parameter.shape:
+            raise ValueError(f"{key} of {name} has the shape {[*full.shape]}, not {[*parameter.shape]}")
+    if isinstance(inner, torch.optim.AdamW) and len({frozenset(state) for state in loaded.values()}) > 1:
+        raise ValueError("some parameters lack optimizer states that others have")
     inner.load_state_dict({"state": loaded, "param_groups": inner.state_dict()["param_groups"]})
 
 

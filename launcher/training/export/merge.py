@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from peft import PeftModel
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch import Tensor
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedModel
 
@@ -31,7 +31,13 @@ from launcher.request.request import base_folders
 from launcher.training.checkpoint.weights import make_readable
 from launcher.training.export.logits_check import Agreement, check_agreement, compare_logits, compute_logits
 from launcher.training.export.model_card import CARD_FILE, CardKind, collect_facts, get_public_name, render_card
-from launcher.training.inference.load import get_published_dtype, load_from_folder, load_trained_model, pick_device
+from launcher.training.inference.load import (
+    get_published_dtype,
+    load_from_folder,
+    load_trained_model,
+    pick_device,
+    read_finite_names,
+)
 from launcher.training.inference.prompt import render_prompt
 from launcher.training.inference.trained_run import TrainedRun
 from launcher.training.model.base_model import DTYPES
@@ -183,8 +189,7 @@ def write_adapter(folder: Path, run: TrainedRun) -> None:
     tokenizer = load_planned_tokenizer(run.plan, base_folders(Path(run.plan.data.folder)))
     try:
         shutil.copyfile(run.paths.adapter / "adapter_model.safetensors", folder / "adapter_model.safetensors")
-        with safe_open(str(folder / "adapter_model.safetensors"), framework="numpy") as file:
-            names = list(file.keys())
+        names = read_finite_names(folder / "adapter_model.safetensors")
         config = json.loads((run.paths.adapter / "adapter_config.json").read_text(encoding="utf-8"))
         config["base_model_name_or_path"] = get_public_name(run.plan)
         (folder / "adapter_config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import warnings
 from pathlib import Path
 from typing import Any
 
 import psutil
 import torch
-from peft import PeftConfig, PeftModel
-from safetensors import SafetensorError
+from peft import PeftConfig, PeftModel, get_peft_model_state_dict
+from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from launcher.base_models.catalogue import TINY_BASE_FOLDER, TINY_BASE_NAME, find_config
 from launcher.core.choices import ALL_LINEAR, DTYPE_BYTES, Dtype
-from launcher.core.errors import InputError, first_line
+from launcher.core.errors import InputError, escape, first_line
+from launcher.core.log import get_logger
 from launcher.corpus.template_sandbox import limit_time
 from launcher.manifest.parse_json import shorten
 from launcher.manifest.trust import allow_remote_code
@@ -24,6 +26,8 @@ from launcher.request.request import base_folders
 from launcher.training.inference.trained_run import PATTERN_FIELDS, PATTERN_SECONDS, TrainedRun
 from launcher.training.model.base_model import DTYPES, is_nf4_sharded, load_base, needs_eager_attention
 from launcher.training.model.nf4_linear import round_to_nf4
+
+log = get_logger(__name__)
 
 # What libraries raise on files that are damaged, or of another model; RecursionError is a RuntimeError.
 _LOADING_ERRORS = (
@@ -109,17 +113,43 @@ def load_trained_model(
     if run.plan.quantization is not None and not quantized:
         _round_to_trained(base, run.plan, run.plan.quantization)
     try:
+        names = read_finite_names(run.paths.adapter / "adapter_model.safetensors")
         config = _load_adapter_config(base, run.paths.adapter)
-        model = PeftModel.from_pretrained(
-            base, str(run.paths.adapter), config=config, autocast_adapter_dtype=not casts_adapter
-        )
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message="Found missing adapter keys")  # PEFT would leave them untrained
+            model = PeftModel.from_pretrained(
+                base, str(run.paths.adapter), config=config, autocast_adapter_dtype=not casts_adapter
+            )
+    except UserWarning:
+        raise InputError(
+            f"{run.paths.adapter} is incomplete: weights of modules that adapter_config.json names are missing",
+            hint="it was damaged, or its files belong to different adapters",
+        ) from None
     except _LOADING_ERRORS as error:
         raise InputError(
             f"{run.paths.adapter} is not compatible with {run.plan.base.name}: {first_line(error)}"
         ) from None
+    _warn_unused(model, run.paths.adapter, names)
     if not (quantized and run.plan.quantization is not None):
         model.to(device)
     return model.eval()
+
+
+def read_finite_names(file: Path) -> list[str]:
+    """Return the names of the tensors in a safetensors file; raise ValueError if one has NaN or infinite values."""
+    with safe_open(str(file), framework="pt") as source:
+        names = list(source.keys())
+        for name in names:
+            if not source.get_tensor(name).float().isfinite().all():
+                raise ValueError(f"{name} has NaN or infinite values")
+    return names
+
+
+def _warn_unused(model: PeftModel, folder: Path, names: list[str]) -> None:
+    """Warn about weights of an adapter that the model has no module for: PEFT leaves them out without a word."""
+    known = get_peft_model_state_dict(model, save_embedding_layers=False).keys() | model.state_dict().keys()
+    if unused := sorted(set(names) - known):
+        log.warning(f"{folder}: {len(unused)} weights are not used, such as {escape(unused[0])}")
 
 
 def _round_to_trained(base: PreTrainedModel, plan: Plan, quantization: QuantizationPlan) -> None:
@@ -166,10 +196,21 @@ def _pick_attention(plan: Plan) -> str:
 def load_from_folder(folder: Path, dtype: Dtype, device: torch.device, *, trusts: bool = False) -> PreTrainedModel:
     """Load a model with transformers alone, as other users would."""
     try:
-        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-            str(folder), dtype=DTYPES[dtype], trust_remote_code=trusts, use_safetensors=True
+        config: Any = AutoConfig.from_pretrained(str(folder), trust_remote_code=trusts)
+        # config.json may name a kernel, which transformers would download and import.
+        config._attn_implementation = "eager" if needs_eager_attention(config) else "sdpa"
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            str(folder),
+            config=config,
+            dtype=DTYPES[dtype],
+            trust_remote_code=trusts,
+            use_safetensors=True,
+            output_loading_info=True,
         )
     except _LOADING_ERRORS as error:
         raise InputError(f"{folder} cannot be loaded: {first_line(error)}") from None
+    model: PreTrainedModel = loaded[0]
+    if missing := sorted(loaded[1]["missing_keys"]):  # transformers would use random ones
+        raise InputError(f"{folder} is incomplete: {len(missing)} weights are missing, such as {missing[0]}")
     model.to(device)  # type: ignore[arg-type]
     return model.eval()

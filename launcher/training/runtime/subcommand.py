@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,7 +20,13 @@ INTERRUPTED = 130
 
 
 def run_subcommand(name: str, action: Callable[[], str], *, is_json: bool = False) -> int:
-    """Run `action`, print what it returns to stdout and nothing else, and return the exit code."""
+    """Run `action`, print what it returns to stdout and nothing else, and return the exit code.
+
+    SIGTERM and SIGHUP interrupt it like Ctrl-C, so that it removes its temporary files.
+    """
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:  # nohup
+            signal.signal(number, signal.default_int_handler)
     configure()
     silence_libraries()
     try:

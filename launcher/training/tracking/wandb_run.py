@@ -18,6 +18,7 @@ from launcher.runs.wandb_settings import (
     check_server,
     format_machine,
     make_config,
+    without_local_settings,
 )
 
 _INIT_SECONDS = 20.0  # for a server that does not respond; wandb's default is 90
@@ -54,7 +55,10 @@ def open_run(
         raise ServerUnusableError(trouble)
     try:
         import wandb
+        from wandb.sdk.wandb_setup import singleton
 
+        with without_local_settings():
+            _ = singleton().settings  # loaded by the first access
         run = wandb.init(
             project=place.project,
             entity=place.entity,

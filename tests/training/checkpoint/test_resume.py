@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from launcher.core import metrics
@@ -17,7 +19,7 @@ from launcher.core.metrics import StepMetrics, load_metrics
 from launcher.corpus.store import Store
 from launcher.plan.model import Plan
 from launcher.request.request import Request, merge_requests
-from launcher.runs.checkpoints import Checkpoint, find_newest, read_checkpoint
+from launcher.runs.checkpoints import Checkpoint, find_newest, hash_file, read_checkpoint
 from launcher.training.checkpoint.progress import compute_progress
 from launcher.training.checkpoint.resume import ResumeOptions, resume_run
 from launcher.training.engine.run import TrainingRun
@@ -308,6 +310,38 @@ def test_a_damaged_checkpoint_is_reported_and_skipped(
     assert not damaged
 
 
+def keep_first_row(tensors: dict[str, torch.Tensor]) -> None:
+    name = next(name for name, tensor in sorted(tensors.items()) if tensor.dim() == 2)
+    tensors[name] = tensors[name][:1].contiguous()
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "what"),
+    [
+        ("adapter_model", keep_first_row, r"has the shape \[1, \d+\], not"),
+        ("adapter_model", lambda tensors: tensors.pop(min(tensors)), "is missing"),
+        ("optimizer", keep_first_row, r"exp_avg of .* has the shape \[1, \d+\], not"),
+        ("optimizer", lambda tensors: tensors.pop(min(tensors)), "lack optimizer states that others have"),
+    ],
+)
+def test_a_checkpoint_of_another_training_is_refused(
+    plan: Plan, store: Store, first: FirstRuns, tmp_path: Path, name: str, change: Any, what: str
+) -> None:
+    """Its hashes are right. Weights of one row would be broadcast, and AdamW's kernels check no sizes."""
+    varied = vary(plan, SAVING)
+    first.kill(varied, 3, tmp_path / "cut")
+    folder = tmp_path / "cut/checkpoints/step-000002"
+    file = folder / f"{name}.safetensors"
+    tensors = load_file(file)
+    change(tensors)
+    save_file(tensors, file)
+    manifest = json.loads((folder / "checkpoint.json").read_text())
+    manifest["files"][file.name] = hash_file(file).model_dump()
+    (folder / "checkpoint.json").write_text(json.dumps(manifest))
+    with pytest.raises(RunFailedError, match=rf"step-000002 does not fit this training: .*{what}"):
+        go(varied, store, tmp_path / "cut")
+
+
 def test_without_an_intact_checkpoint_training_starts_at_step_1(
     plan: Plan, store: Store, first: FirstRuns, tmp_path: Path
 ) -> None:
@@ -417,6 +451,19 @@ def test_verify_detects_a_different_loss(plan: Plan, store: Store, first: FirstR
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     with pytest.raises(RunFailedError, match="replayed steps differ from the recorded ones: the loss of step 5 was"):
         go(varied, store, tmp_path, verify_steps=1)
+
+
+@pytest.mark.parametrize("again", [0.5, float("nan")])
+def test_steps_that_differ_are_not_said_to_match(again: float, caplog: pytest.LogCaptureFixture) -> None:
+    recorded = StepMetrics(step=3, epoch=0.1, values={metrics.TRAIN_LOSS: 0.7})
+    run: Any = SimpleNamespace(
+        engine=SimpleNamespace(device=torch.device("cpu")),
+        plan=SimpleNamespace(precision=SimpleNamespace(compute_dtype="fp32")),
+    )
+    now = StepMetrics(step=3, epoch=0.1, values={metrics.TRAIN_LOSS: again})
+    ReplayCheck([recorded], must_agree=False).on_step(run, now)
+    (message,) = caplog.messages
+    assert f"the loss of step 3 was 0.700000, and is {again:.6f} now" in message
 
 
 def test_verify_without_recorded_steps_is_refused(plan: Plan, store: Store, tmp_path: Path) -> None:

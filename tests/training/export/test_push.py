@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from launcher.core.errors import InputError, LauncherError, RunFailedError
 from launcher.training.export import export
@@ -220,3 +221,18 @@ def test_damaged_adapter_is_not_exported(
     assert export.main([f"--run={paths.root}", "--format=adapter"]) == 2
     assert "is damaged" in capsys.readouterr().err
     assert not (paths.root / "peft").exists()
+
+
+@pytest.mark.usefixtures("data_dir")
+def test_adapter_with_nan_values_is_not_exported(
+    trained: Trained,  # noqa: F811
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    paths = copy_run(trained, tmp_path)
+    file = paths.adapter / "adapter_model.safetensors"
+    weights = load_file(file)
+    weights[min(weights)].view(-1)[0] = float("nan")
+    save_file(weights, file)
+    assert export.main([f"--run={paths.root}", "--format=adapter"]) == 2
+    assert "has NaN or infinite values" in capsys.readouterr().err

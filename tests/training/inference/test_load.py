@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import Gemma2Config, LlamaConfig
 
 from launcher.base_models.catalogue import TINY_BASE_FOLDER
@@ -46,6 +49,14 @@ def test_dtype_of_the_adapter(store: Store, tmp_path: Path, casts_adapter: bool,
     model = load_trained_model(run, "bf16", torch.device("cpu"), casts_adapter=casts_adapter)
     assert {weight.dtype for name, weight in model.named_parameters() if "lora_" in name} == {dtype}
     assert {weight.dtype for name, weight in model.named_parameters() if "lora_" not in name} == {torch.bfloat16}
+
+
+@pytest.mark.parametrize("key", ["attn_implementation", "_attn_implementation"])
+def test_attention_kernel_in_the_config_of_a_model_is_not_downloaded(tmp_path: Path, key: str) -> None:
+    folder = write_base(tmp_path / "model", LlamaConfig(**SIZES))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, key: "kernels-community/flash-attn2"}))
+    assert load_from_folder(folder, "fp32", torch.device("cpu")).config._attn_implementation == "sdpa"
 
 
 def test_pickled_weights_are_not_loaded(tmp_path: Path) -> None:
@@ -108,6 +119,53 @@ def test_pattern_that_never_ends_is_interrupted(llama: TrainedRun, monkeypatch: 
     with pytest.raises(InputError, match=r"target_modules takes more than 0\.2 s to match"):
         adapted_modules(llama)
     assert time.monotonic() - began < 20
+
+
+def change_weights(run: TrainedRun, change: Callable[[dict[str, torch.Tensor]], object]) -> str:
+    file = run.paths.adapter / "adapter_model.safetensors"
+    weights = load_file(file)
+    first = min(weights)
+    change(weights)
+    save_file(weights, file, metadata={"format": "pt"})
+    return first
+
+
+def test_adapter_with_missing_weights_is_refused(llama: TrainedRun) -> None:
+    """PEFT only warns, and leaves the modules without them as they were initialized."""
+    change_weights(llama, lambda weights: weights.pop(min(weights)))
+    with pytest.raises(InputError, match=r"adapter is incomplete: weights of modules .* are missing"):
+        load_trained_model(llama, "fp32", torch.device("cpu"))
+
+
+def test_adapter_with_weights_of_other_modules_is_loaded_with_a_warning(
+    llama: TrainedRun, caplog: pytest.LogCaptureFixture
+) -> None:
+    name = "base_model.model.model.layers.99.\x1b[31m.lora_A.weight"
+    change_weights(llama, lambda weights: weights.update({name: torch.zeros(2, 2)}))
+    load_trained_model(llama, "fp32", torch.device("cpu"))
+    (message,) = caplog.messages
+    assert message.endswith(r"1 weights are not used, such as base_model.model.model.layers.99.\x1b[31m.lora_A.weight")
+
+
+def test_complete_adapter_is_loaded_without_a_warning(llama: TrainedRun, caplog: pytest.LogCaptureFixture) -> None:
+    load_trained_model(llama, "fp32", torch.device("cpu"))
+    assert caplog.messages == []
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("-inf")])
+def test_adapter_with_nonfinite_weights_is_refused(llama: TrainedRun, value: float) -> None:
+    first = change_weights(llama, lambda weights: weights[min(weights)].view(-1)[:1].fill_(value))
+    with pytest.raises(InputError, match=rf"{re.escape(first)} has NaN or infinite values"):
+        load_trained_model(llama, "fp32", torch.device("cpu"))
+
+
+def test_model_folder_with_missing_weights_is_refused(tmp_path: Path) -> None:
+    folder = write_base(tmp_path / "model", LlamaConfig(**SIZES))
+    weights = load_file(folder / "model.safetensors")
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(InputError, match=r"is incomplete: 1 weights are missing, such as model\.layers\.1\.mlp"):
+        load_from_folder(folder, "fp32", torch.device("cpu"))
 
 
 @pytest.mark.parametrize("pattern", ["(q_proj", "*", "(" * 2000 + ")" * 2000])

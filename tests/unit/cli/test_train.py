@@ -212,6 +212,15 @@ def test_resumed_run_needs_no_expert(tmp_path: Path, data: Path) -> None:
     assert f"before a run continues, and {tmp_path}/runs/a is done" in refused.stderr
 
 
+@pytest.mark.parametrize("flags", [("--max-steps", "9"), ("--set", "training.config.learning_rate=1e-5")])
+def test_changed_settings_of_a_finished_run_are_not_ignored(tmp_path: Path, data: Path, flags: tuple[str, ...]) -> None:
+    assert train(tmp_path, data, TRAINED, "--run-id", "a").returncode == 0
+    refused = train(tmp_path, data, TRAINED, "--resume", "a", *flags)
+    assert refused.returncode == 2
+    assert "--allow-changed-inputs resumes anyway" in refused.stderr
+    assert train(tmp_path, data, TRAINED, "--resume", "a", "--wandb", "disabled").returncode == 0
+
+
 def test_json_output_of_a_resume_that_starts_nothing(tmp_path: Path, data: Path) -> None:
     assert train(tmp_path, data, TRAINED, "--run-id", "a").returncode == 0
     done = train(tmp_path, data, TRAINED, "--resume", "a", "--json")

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from launcher.analysis.compare import Comparison
+from launcher.analysis.compare.load_run import load_run_facts
 from tests.conftest import python_path
 from tests.forked_python import run_python
 from tests.made_runs import MadeRun, write_run
@@ -126,6 +127,11 @@ def test_errors_are_json_with_format_json(place: Path) -> None:
     result = compare(place, "nothing", "--format", "json")
     assert result.returncode == 2
     assert json.loads(result.stdout)["error"] == "no run called 'nothing'"
+
+
+def test_text_of_oom_fallbacks_is_escaped(tmp_path: Path) -> None:
+    paths = write_run(tmp_path, MadeRun(run_id="a", num_steps=2, oom_fallbacks=("\u202emicro-batch 2\x9b31m",)))
+    assert load_run_facts(paths).oom_fallbacks == (r"\u202emicro-batch 2\x9b31m",)
 
 
 def test_invalid_metrics_line_is_reported(place: Path, tmp_path: Path) -> None:
