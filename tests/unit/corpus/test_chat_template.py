@@ -171,7 +171,7 @@ def test_a_template_that_needs_much_memory_for_one_row_only_is_stopped(tmp_path:
 
 @pytest.mark.parametrize("source", ["{{ [1, 2] | random }}", "{{ lipsum() }}"])
 def test_a_template_that_writes_random_text_is_refused(tmp_path: Path, source: str) -> None:
-    with pytest.raises((InputError, TemplateRejectsError), match="No filter named 'random'|'lipsum' is undefined"):
+    with pytest.raises((InputError, TemplateRejectsError), match=r"No filter named 'random'|'lipsum' is undefined"):
         template_of(tmp_path, source + LOOP + PROMPT).render(ONE_TURN)
 
 
