@@ -27,8 +27,8 @@ ROLES = ("system", "user", "assistant", "tool")
 # Templates read one of these names; a row may use another.
 REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 TOOLS_FIELD = "tools"  # definitions of tools, next to a field with messages
-# Role names of ShareGPT-like data.
-_ROLE_ALIASES = {"human": "user", "gpt": "assistant", "bot": "assistant", "model": "assistant"}
+# Role names of ShareGPT-like data, and of OpenAI's newer models.
+_ROLE_ALIASES = {"human": "user", **dict.fromkeys(("gpt", "bot", "model"), "assistant"), "developer": "system"}
 _PYTHON_CHAT = re.compile(r"\s*\[\{'(role|from|content|value)'")  # as pandas writes lists into a CSV file
 
 
@@ -312,7 +312,7 @@ def looks_like_chat(text: str) -> bool:
 
 def _is_empty_system(turn: Json) -> bool:
     """Return whether a message is an empty system message, which is ignored: much chat data has one in every row."""
-    if not isinstance(turn, dict) or turn.get("role", turn.get("from")) != "system":
+    if not isinstance(turn, dict) or get_role(turn) != "system":
         return False
     content = turn.get("content", turn.get("value"))
     return content is None or (isinstance(content, str) and not content.strip())

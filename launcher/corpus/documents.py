@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import unicodedata
 from dataclasses import dataclass, replace
 from itertools import takewhile
 
@@ -24,6 +25,8 @@ from launcher.corpus.templates import (
 )
 from launcher.corpus.tokenizer import BaseTokenizer
 from launcher.plan.model import DataPlan
+
+_PUNCTUATION = ".,;:!?\"'\u2018\u2019\u201c\u201d\u2026\u00bf\u00a1"  # at the start or end of a word
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,20 +119,26 @@ def _hash_prompt(content: Content, segments: tuple[Segment, ...], system_prompt:
     """Return the hash of a row's prompt, or of its text if it has no prompt.
 
     It does not depend on the template, the dataset's system prompt, or what is trained, so that changing them holds out
-    the same rows.
+    the same rows. Nor does it depend on case, whitespace and punctuation, so that repeated questions are in one split.
     """
     if isinstance(content, Conversation):
         asked = tuple(takewhile(lambda message: message.role != "assistant", content.messages)) or content.messages
         parts = [
-            part.strip()
+            _normalize(part)
             for message in asked
             if (message.role, message.content) != ("system", system_prompt)
             for part in (message.role, message.content, message.context)
         ]
         prompt = "\0".join(parts)
     else:
-        prompt = "".join(segment.text for segment in segments) if segments[0].is_trained else segments[0].text
+        prompt = _normalize("".join(s.text for s in segments) if segments[0].is_trained else segments[0].text)
     return int.from_bytes(hashlib.blake2b(prompt.encode(), digest_size=8).digest(), "little")
+
+
+def _normalize(text: str) -> str:
+    """Return a text without differences in case, whitespace and punctuation; a text of punctuation only is kept."""
+    words = (word.strip(_PUNCTUATION) for word in unicodedata.normalize("NFKC", text).casefold().split())
+    return " ".join(filter(None, words)) or text.strip()
 
 
 def make_template(

@@ -188,10 +188,13 @@ def hint_encoding(path: Path) -> str:
     """Return how to convert a file to UTF-8, guessing its encoding from the first bytes."""
     with path.open("rb") as file:
         head = file.read(100)
-    is_utf16 = head.startswith(_UTF16_BOMS) or max(head[::2].count(0), head[1::2].count(0)) > len(head) // 4
+    zeros, quarter = (head[::2].count(0), head[1::2].count(0)), len(head) // 4
+    is_utf16 = head.startswith(_UTF16_BOMS) or max(zeros) > quarter
     if not is_utf16 and any(byte < 32 and byte not in b"\t\r\n" for byte in head):
         return "it is a binary file: is it the right one?"
-    name = "UTF-16" if is_utf16 else "WINDOWS-1252"
+    name = "WINDOWS-1252" if not is_utf16 else "UTF-32" if min(zeros) > quarter // 2 else "UTF-16"
+    if is_utf16 and not head.startswith(_UTF16_BOMS):
+        name += "LE" if zeros[0] < zeros[1] else "BE"
     guess = "" if is_utf16 else ", if it is from Windows or Excel (Latin-1 is the same for letters)"
     source = shlex.quote(str(path))
     target = shlex.quote(str(path.with_stem(f"{path.stem}_utf8")))
@@ -210,7 +213,7 @@ def _missing(path: Path) -> InputError:
 def _data_files(folder: Path) -> list[str]:
     if not folder.is_dir():
         return []
-    return sorted(file.name for file in folder.iterdir() if file.suffix.lower() in _SUFFIXES)[:20]
+    return sorted(file.name for file in folder.iterdir() if file.suffix.lower() in _SUFFIXES and file.is_file())[:20]
 
 
 def _read_jsonl(path: Path, repeated: Counter[str] | None) -> Iterator[Row | BadRow]:
@@ -283,6 +286,12 @@ def _read_csv(path: Path) -> Iterator[Row | BadRow]:
         line = 1  # at which the row begins
         try:
             names = _read_header(reader)
+            if "\0" in "".join(names):  # UTF-16 without a byte order mark
+                raise InputError(f"{path}: {NOT_UTF8}", hint=hint_encoding(path))
+            if names[1:] and all(name.startswith(" ") for name in names[1:]):  # cells are separated by `, `
+                file.seek(0)
+                reader = csv.reader(file, delimiter=find_delimiter(path), skipinitialspace=True, strict=True)
+                names = _read_header(reader)
             _check_names(path, names)
             line = reader.line_num + 1
             for cells in reader:

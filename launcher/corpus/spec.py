@@ -25,7 +25,7 @@ from launcher.plan.model import DataPlan, Plan
 
 DEFAULT_FOLDER = "datasets_optimized"
 # Version of reading, rendering, masking and counting rows: raise it if tokens, masks or audit counts change.
-RULES_VERSION = 8
+RULES_VERSION = 9
 
 Split = Literal["train", "validation", "test"]
 

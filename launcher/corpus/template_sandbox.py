@@ -1,14 +1,15 @@
 """Sandbox of chat templates, which are untrusted code: no access to Python, and limits on time and memory.
 
 A template is first compiled and rendered in a child process with resource limits (`check_template`), because a constant
-such as 'a' * 10**10 is computed when it is compiled. Later, each rendering has a time limit. The child process runs
-this file alone, so it imports nothing of the launcher at its top.
+such as 'a' * 10**10 is computed when it is compiled. Later, compiling and each rendering have limits, too. The child
+process runs this file alone, so it imports nothing of the launcher at its top.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import resource
 import signal
 import sys
 import threading
@@ -26,7 +27,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 _SECONDS = 10
-_MEMORY_MIB = 1024  # address space of the child process
+_MEMORY_MIB = 1024  # address space of the child process, or what a rendering may add to ours
 MAX_CHARACTERS = 50_000_000  # of a rendered conversation
 _LIMITING_SHELL = ("/bin/sh", "-c", 'ulimit -c 0 && ulimit -t "$0" && ulimit -v "$1" && shift && exec "$@"')
 _FAILED = 3
@@ -66,7 +67,9 @@ def compile_template(source: str) -> Any:
     environment.globals["raise_exception"] = _reject
     # A fixed date: the current one would make the prepared data depend on the day.
     environment.globals["strftime_now"] = datetime(2024, 1, 1).strftime
-    return environment.from_string(source)
+    del environment.filters["random"], environment.globals["lipsum"]  # other text in each rendering
+    with _limit_memory():
+        return environment.from_string(source)
 
 
 def to_json(
@@ -98,18 +101,39 @@ def render_template(
     `enable_thinking` is passed as False; with `thinks` it is not passed, so that the template's default applies.
     """
     options = {} if thinks else {"enable_thinking": False}
-    with limit_time(_SECONDS, TemplateLimitError(f"takes more than {_SECONDS} s for one row")):
-        text: str = template.render(
-            messages=turns,
-            add_generation_prompt=prompt,
-            tools=list(tools) or None,
-            documents=None,
-            **options,
-            **tokens,
-        )
+    with limit_time(_SECONDS, TemplateLimitError(f"takes more than {_SECONDS} s for one row")), _limit_memory():
+        try:
+            text: str = template.render(
+                messages=turns,
+                add_generation_prompt=prompt,
+                tools=list(tools) or None,
+                documents=None,
+                **options,
+                **tokens,
+            )
+        except MemoryError:
+            raise TemplateLimitError(f"needs more than {_MEMORY_MIB} MiB for one row") from None
     if len(text) > MAX_CHARACTERS:
         raise TemplateLimitError(f"writes more than {MAX_CHARACTERS:,} characters for one row")
     return text
+
+
+@contextmanager
+def _limit_memory() -> Iterator[None]:
+    """Limit the address space that this block may add to the process, on Linux; only the main thread has this limit."""
+    statm = Path("/proc/self/statm")
+    if threading.current_thread() is not threading.main_thread() or not statm.is_file():
+        yield
+        return
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    limit = int(statm.read_bytes().split()[0]) * resource.getpagesize() + _MEMORY_MIB * 2**20
+    if any(bound != resource.RLIM_INFINITY and bound < limit for bound in before):
+        limit = before[0]
+    resource.setrlimit(resource.RLIMIT_AS, (limit, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
 
 
 @contextmanager

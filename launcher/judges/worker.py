@@ -113,10 +113,11 @@ def make_module_worker(module: str, *arguments: str, seconds: float, memory_mib:
 def make_python_worker(code: str, *, seconds: float, memory_mib: int) -> LimitedWorker:
     """Return a worker that runs Python code in isolated mode, without variables that may hold secrets.
 
-    It finds the packages that this process finds: also those of PYTHONPATH and of the user's site-packages.
+    It finds the packages that this process finds, in the same order: also those of PYTHONPATH and of the user's
+    site-packages. Without -S, an installed launcher would come before this one.
     """
     search_path = [str(_SOURCE_ROOT), *(entry for entry in sys.path if entry not in ("", str(Path.cwd())))]
     prepare = f"import sys; sys.path += [entry for entry in {search_path!r} if entry not in sys.path]"
     environment = {key: value for key, value in os.environ.items() if key in _VARIABLES}
-    command = [sys.executable, "-I", "-c", f"{prepare}; {code}"]
+    command = [sys.executable, "-I", "-S", "-c", f"{prepare}; {code}"]
     return LimitedWorker(command, environment, seconds=seconds, memory_mib=memory_mib)

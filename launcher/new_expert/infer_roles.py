@@ -29,7 +29,8 @@ _NAMES = {
     "context": "context schema input passage document background tables table ddl evidence",
     "system": "system system_prompt system_message",
     "messages": "messages conversations conversation chat dialogue dialog turns chosen",
-    "metadata": "id uuid key index url name date time lang language database db split category type tag score rejected",
+    "metadata": "id uuid key index url name date time lang language database db split category type tag role score "
+    "rejected",
 }
 _KNOWN = {role: names.split() for role, names in _NAMES.items()}
 _MANIFEST_KEYS = {"prompt": "instruction", "context": "input", "answer": "response"}  # of field_mapping
@@ -40,7 +41,7 @@ MAJORITY = 0.5  # share of the rows that a field must have to be the prompt or t
 _FIELD_FLAGS = "name them with --prompt-field and --answer-field"
 _BY_FLAG, _BY_NAME = "set by flag", "its name"
 _HINTS = {
-    RowFault.UNKNOWN_ROLE: f"known roles: {', '.join(ROLES)}; also human, gpt, bot and model: rename the others",
+    RowFault.UNKNOWN_ROLE: f"known roles: {', '.join(ROLES)}; also human, gpt, bot, model, developer: rename others",
     RowFault.TOOL_CALLS: "tool calls have OpenAI's form: {type, function: {name, arguments}}, in a list tool_calls",
     RowFault.NO_ANSWER: 'put question and answer into one list: [{"role": "user", "content": …}, '
     '{"role": "assistant", "content": …}]',
@@ -386,7 +387,7 @@ def _explain_failure(profile: RowProfile) -> InputError:
 
 def _propose_flags(profile: RowProfile, texts: Sequence[str]) -> str:
     """Suggest flags for two text fields: the one with fewer distinct values, or the second, is the answer."""
-    if len(texts) != 2:
+    if len(texts) != 2 or "rejected" in texts:  # both fields hold complete answers
         return ""
     first, second = (len({str(row.fields.get(name)) for row in profile.rows}) for name in texts)
     prompt, answer = map(shlex.quote, texts if second <= first else reversed(texts))

@@ -152,6 +152,7 @@ def make_proposal(profile: RowProfile, options: Options, base_folders: tuple[Pat
         *_note_tool_calls(template, rejections),
         *profile.notes,
         *note_bad_rows(profile, rejections),
+        *_note_conflicts(documents),
         *roles.notes,
         *template.notes,
     ]
@@ -282,6 +283,19 @@ def note_bad_rows(profile: RowProfile, rejections: Rejections) -> list[str]:
         share = profile.format_share(num_repeated)
         notes.append(f"{share} {verb} an earlier row exactly, so {pronoun} trained more than once")
     return notes
+
+
+def _note_conflicts(documents: Sequence[Document]) -> list[str]:
+    """Return a note if the first answers to the same prompt differ."""
+    answers: dict[str, set[str]] = {}
+    pairs = [tuple(segment.text for segment in document.segments[:2]) for document in documents]
+    for prompt, *answer in pairs:
+        answers.setdefault(prompt, set()).update(answer)
+    count = sum(len(answers[prompt]) > 1 for prompt, *_ in pairs)
+    if not count:
+        return []
+    share = f"{count:,} of {len(documents):,} rows"
+    return [f"{share} have the same prompt as a row with another answer: all of these answers are trained"]
 
 
 def _format_reasons(rejections: Rejections) -> str:

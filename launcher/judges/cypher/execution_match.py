@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
@@ -32,6 +32,12 @@ _DIFFERENT_FUNCTIONS = words(
     "labels id elementid nodes relationships keys properties split substring rand randomuuid timestamp duration left "
     "right point reduce percentilecont percentiledisc round"
 )  # fmt: skip
+_OTHER_CLAUSES = words("MATCH OPTIONAL WHERE UNWIND CALL UNION")
+_AGGREGATES = words("COUNT SUM AVG MIN MAX COLLECT STDEV STDEVP")
+# After these, an opening parenthesis does not belong to a call.
+_BEFORE_PARENTHESES = words(
+    "- > , ( MATCH WHERE AND OR XOR NOT IN RETURN WITH BY UNWIND WHEN THEN ELSE CASE DISTINCT"
+) | {"{ MATCH"}
 _COMPONENTS = words("year month day hour minute second quarter week")
 
 
@@ -53,11 +59,14 @@ class Engine:
 
     def compare(self, schema: GraphSchema, reference: Sequence[Token], answer: Sequence[Token]) -> Outcome:
         """Compare the rows of two queries on generated graphs, if the reference's do not depend on insertion order."""
-        queries = strip_end(reference), strip_end(answer)
+        queries: tuple[Sequence[Token], Sequence[Token]] = strip_end(reference), strip_end(answer)
         for query in queries:
             if reason := _find_obstacle(query):
                 return Outcome(same=None, reason=reason)
         bodies, tails = zip(*map(_split_tail, queries), strict=True)
+        if tails[0] != tails[1]:
+            queries = _move_limit(queries[0]), _move_limit(queries[1])
+            bodies, tails = zip(*map(_split_tail, queries), strict=True)
         is_ordered = _is_ordered(queries[0])
         texts = [render_for_engine(query) for query in _shrink_limits(_shrink_counts(bodies))]
         is_conclusive = False
@@ -165,9 +174,38 @@ def _split_tail(tokens: Sequence[Token]) -> tuple[list[Token], tuple[str, ...]]:
             break
         if depth == 0 and token.is_word("SKIP", "LIMIT", "OFFSET") and not token_at(tokens, index - 1).is_mark("."):
             body, tail = _split_tail(tokens[:index])
-            written = tuple(render_token(one).upper() for one in tokens[index:])
-            return body, (*tail, *written)
+            written = ("LIMIT" if token.is_word("LIMIT") else "SKIP", *map(_render_upper, tokens[index + 1 :]))
+            return body, tail if written == ("SKIP", "0") else (*tail, *written)
     return list(tokens), ()
+
+
+def _render_upper(token: Token) -> str:
+    return render_token(token).upper()
+
+
+def _move_limit(tokens: Sequence[Token]) -> Sequence[Token]:
+    """Move ORDER BY, SKIP and LIMIT of the last WITH to the end, after a RETURN that neither sorts nor aggregates."""
+    depth, ends = 0, list[int]()  # the clauses after the last WITH
+    for index, token in enumerate(tokens):
+        depth += token.is_mark("(", "[", "{") - token.is_mark(")", "]", "}")
+        if depth == 0 and token.is_word("WITH") and not token_at(tokens, index - 1).is_word("STARTS", "ENDS"):
+            ends = []
+        elif depth == 0 and token.is_word("ORDER", "SKIP", "LIMIT", "OFFSET", "RETURN", *_OTHER_CLAUSES):
+            ends.append(index)
+    names = [tokens[index].text.upper() for index in ends]
+    if (
+        len(ends) < 2
+        or names[-1] != "RETURN"
+        or not {"SKIP", "LIMIT", "OFFSET"} & set(names)
+        or names.count("RETURN") > 1
+    ):
+        return tokens
+    moved, last = tokens[ends[0] : ends[-1]], tokens[ends[-1] :]
+    renamed = {after.text for before, after in pairwise(last) if before.is_word("AS")}
+    is_kept = any(token.is_word("DISTINCT", *_AGGREGATES) or token.is_mark("*") for token in last)
+    if is_kept or _OTHER_CLAUSES & set(names) or renamed & {token.text for token in moved}:
+        return tokens
+    return [*tokens[: ends[0]], *last, *moved]
 
 
 def _keeps_one(tail: tuple[str, ...]) -> bool:
@@ -268,6 +306,8 @@ def render_for_engine(tokens: Sequence[Token]) -> str:
     arrows = [arrow.element for chain in chains for arrow in chain.arrows]
     lengths = {at for one in arrows for at in range(one.start, one.end) if tokens[at].is_mark("*")}
     tests = {chain.start: chain.end - 1 for chain in chains if chain.arrows and _is_test(tokens, chain.start)}
+    patterns = {at for chain in chains for at in range(chain.start, chain.end)}
+    labels = {at for at in range(len(tokens)) if at not in patterns and _is_label_test(tokens, at, variables)}
     written: list[str] = []
     for index, token in enumerate(tokens):
         before, following = token_at(tokens, index - 1), token_at(tokens, index + 1)
@@ -275,6 +315,10 @@ def render_for_engine(tokens: Sequence[Token]) -> str:
             written += ["EXISTS", "{ MATCH", "("]
         elif index in tests.values():
             written += [")", "}"]
+        elif index in labels:
+            written.append(f"label({_quote(token.text)}) = '{tokens[index + 2].text}'")
+        elif index - 1 in labels or index - 2 in labels:
+            continue
         elif token.is_word(*map(str.upper, _COMPONENTS)) and _is_component(tokens, index):
             _wrap_component(written, token.text.lower())
         elif token.is_mark(".") and _is_component(tokens, index + 1):
@@ -284,7 +328,7 @@ def render_for_engine(tokens: Sequence[Token]) -> str:
         elif token.is_mark("{") and before.is_word("EXISTS", "COUNT") and following.is_mark("("):
             written.append("{ MATCH")
         elif token.is_name and (is_variable(tokens, index, variables) or _is_schema_name(tokens, index)):
-            written.append("`" + token.text.replace("`", "``") + "`")
+            written.append(_quote(token.text))
         elif token.is_word("DATETIME", "LOCALDATETIME") and following.is_mark("("):
             written.append("timestamp")
         elif token.is_word("TYPE") and following.is_mark("("):
@@ -297,6 +341,17 @@ def render_for_engine(tokens: Sequence[Token]) -> str:
 def _is_test(tokens: Sequence[Token], index: int) -> bool:
     """Return whether a pattern is a predicate: `WHERE (a)-[:R]->(b)`."""
     return token_at(tokens, index - 1).is_word("WHERE", "AND", "OR", "XOR", "NOT")
+
+
+def _is_label_test(tokens: Sequence[Token], index: int, variables: Collection[str]) -> bool:
+    """Return whether a variable begins a predicate such as `p:Person`, with one label that needs no escape."""
+    colon, label, after = (token_at(tokens, index + offset) for offset in (1, 2, 3))
+    is_single = label.is_name and "'" not in label.text and "\\" not in label.text and not after.is_mark(":", "|", "&")
+    return is_single and colon.is_mark(":") and is_variable(tokens, index, variables)
+
+
+def _quote(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
 
 
 def _is_component(tokens: Sequence[Token], index: int) -> bool:
@@ -331,7 +386,7 @@ def _glue(written: Sequence[str]) -> str:
     text = ""
     for at, piece in enumerate(written):
         before = written[at - 1] if at else ""
-        is_call = piece == "(" and before not in ("-", ">", ",", "(", "MATCH", "{ MATCH")
+        is_call = piece == "(" and before.upper() not in _BEFORE_PARENTHESES
         in_arrow = piece in ("-", ">") and before in ("-", "]")
         glued = piece == "." or before in (".", "<", "-") or is_call or in_arrow
         text += ("" if glued or not text else " ") + piece

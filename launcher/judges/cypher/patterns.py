@@ -116,10 +116,10 @@ def _read_element(tokens: Sequence[Token], pairs: Mapping[int, int], index: int)
 
 def _read_label_expression(tokens: Sequence[Token], at: int, close: int, names: list[str], denied: list[str]) -> int:
     """Parse a label expression such as `A:B` or `(A|B)&!C` into `names` and `denied`; return the index after it."""
-    negated = False
+    negated, start = False, at
     while at < close:
         token = tokens[at]
-        if token.is_name and not token.is_word("WHERE"):
+        if token.is_name and not token.is_word("WHERE") and (at == start or not tokens[at - 1].is_name):
             (denied if negated else names).append(token.text)
             negated = False
         elif token.is_mark("!"):

@@ -20,7 +20,10 @@ class GraphSchema:
 
 
 _NAME = r"(?:`([^`]+)`|([\w ./-]+?))"
-_LINK = re.compile(rf"\(\s*:\s*{_NAME}\s*\)\s*-\s*\[\s*:\s*{_NAME}\s*\]\s*->\s*\(\s*:\s*{_NAME}\s*\)")
+# With variables, and with properties of the relationship: (a:Person)-[k:KNOWS {since: INTEGER}]->(b:Person).
+_LINK = re.compile(
+    rf"\(\s*\w*\s*:\s*{_NAME}\s*\)\s*-\s*\[\s*\w*\s*:\s*{_NAME}\s*(?:\{{([^{{}}]*)\}}\s*)?\]\s*->\s*\(\s*\w*\s*:\s*{_NAME}\s*\)"
+)
 _LINK_OBJECT = re.compile(
     r"\{['\"]start['\"]: ?['\"]([^'\"]+)['\"], ?['\"]type['\"]: ?['\"]([^'\"]+)['\"], ?"
     r"['\"]end['\"]: ?['\"]([^'\"]+)['\"],? ?\}"
@@ -42,7 +45,7 @@ _ABOUT_NODES = re.compile(r"^.*\bnode.*propert.*$", re.MULTILINE | re.IGNORECASE
 def load_graph_schema(text: str) -> GraphSchema | None:
     """Parse a schema; None if the text contains none."""
     text = text[:MAX_SCHEMA_CHARACTERS]
-    links = {tuple(_first(match, at) for at in (1, 3, 5)) for match in _LINK.finditer(text)}
+    links = {tuple(_first(match, at) for at in (1, 3, 6)) for match in _LINK.finditer(text)}
     links |= {(match[1], match[2], match[3]) for match in _LINK_OBJECT.finditer(text)}
     nodes: dict[str, dict[str, str]] = {}
     relationships: dict[str, dict[str, str]] = {}
@@ -50,6 +53,8 @@ def load_graph_schema(text: str) -> GraphSchema | None:
     for owner, at, properties in (*_read_braced(plain), *_read_bullets(plain), *_read_objects(plain)):
         known = relationships if _is_relationship(plain, owner, at, links) else nodes
         known.setdefault(owner, {}).update(properties)
+    for match in _LINK.finditer(text):
+        relationships.setdefault(_first(match, 3), {}).update(_read_properties(match[5] or ""))
     for source, kind, target in links:
         nodes.setdefault(source, {})
         nodes.setdefault(target, {})
@@ -78,10 +83,11 @@ _Described = list[tuple[str, int, dict[str, str]]]  # a label or type, its posit
 
 def _read_braced(text: str) -> _Described:
     """Parse schema entries like `Movie {title: STRING, released: INTEGER}`."""
-    return [
-        (match[1].strip(), match.start(1), {name.strip(): kind.upper() for name, kind in _PROPERTY.findall(match[2])})
-        for match in _BRACED.finditer(text)
-    ]
+    return [(match[1].strip(), match.start(1), _read_properties(match[2])) for match in _BRACED.finditer(text)]
+
+
+def _read_properties(text: str) -> dict[str, str]:
+    return {name.strip(): kind.upper() for name, kind in _PROPERTY.findall(text)}
 
 
 def _read_bullets(text: str) -> _Described:

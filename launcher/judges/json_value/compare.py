@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator
 from decimal import Decimal, InvalidOperation
 from functools import partial
@@ -98,8 +99,7 @@ def _cut(text: str) -> str:
 def _make_object(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
     tree = dict(pairs)
     if len(tree) != len(pairs):
-        keys = [key for key, _ in pairs]
-        duplicate = next(key for index, key in enumerate(keys) if key in keys[:index])
+        duplicate, _ = Counter(key for key, _ in pairs).most_common(1)[0]
         raise ValueError(f"has the key {_cut(json.dumps(duplicate))} twice")
     return tree
 

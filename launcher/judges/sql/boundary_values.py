@@ -24,7 +24,7 @@ def make_boundary_values(condition: Condition, column: Column) -> list[Value]:
         if condition.operator == "length":
             values += pad_texts([_WORDS[0]], [condition])
         elif condition.operator == "like":
-            values += _around_pattern(str(value))
+            values += [*_inside_dates(str(value).strip("-%"), column.kind), *_around_pattern(str(value))]
         elif column.kind == "bool":
             values += [value, 1, 0]
         else:
@@ -40,7 +40,10 @@ def make_boundary_values(condition: Condition, column: Column) -> list[Value]:
         values = [*(edge for value in condition.values for edge in _inside_dates(value, column.kind)), *values]
     if column.nullable:
         values.append(None)
-    return list(dict.fromkeys(value for value in values if _is_storable(value, column)))
+    stored = list(dict.fromkeys(value for value in values if _is_storable(value, column)))
+    # Other text in a column of dates is NULL for strftime: right answers that use other functions would differ.
+    dates = [value for value in stored if not isinstance(value, str) or _DATE.match(value)]
+    return dates if column.kind in ("date", "datetime") and any(isinstance(value, str) for value in dates) else stored
 
 
 def pad_texts(texts: Sequence[str], conditions: Sequence[Condition]) -> list[Value]:
@@ -153,9 +156,12 @@ def _around_text(text: str) -> Iterator[str]:
 
 def _inside_dates(value: Value, kind: ColumnKind) -> list[Value]:
     """Return dates to test strftime('%Y', x) = '2020' and similar with: in that year, month or day, and others."""
-    if kind not in ("date", "datetime", "text") or not re.fullmatch(r"\d{1,2}|\d{4}", str(value)):
+    text = str(value)
+    if kind in ("date", "datetime") and re.fullmatch(r"\d{4}-(0[1-9]|1[0-2])", text):
+        return [f"{text}-01", f"{text}-28", *_inside_dates(text[:4], kind)]
+    if kind not in ("date", "datetime", "text") or not re.fullmatch(r"\d{1,2}|\d{4}", text):
         return []
-    number, tail = int(str(value)), " 10:00:00" if kind == "datetime" else ""
+    number, tail = int(text), " 10:00:00" if kind == "datetime" else ""
     if number > 999:
         days = [f"{number}-01-01", f"{number}-12-31", f"{number - 1}-12-31", f"{number + 1}-01-01"]
     else:

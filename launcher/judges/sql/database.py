@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from random import Random
+from typing import Any
 
 import apsw
 
@@ -21,7 +23,6 @@ MAX_RESULT_BYTES = 8 * 2**20
 _MAX_VALUE_BYTES = 1_000_000
 _FORBIDDEN_FUNCTIONS = {"load_extension", "readfile", "writefile", "edit", "fts3_tokenizer"}
 Authorizer = Callable[[int, str | None, str | None, str | None, str | None], int]
-_FIXED_RANDOM = 4_611_686_018_427_387_903
 
 
 class CannotRunError(Exception):
@@ -43,6 +44,9 @@ class Database:
     def __init__(self, context: str, *, is_known: bool = False) -> None:
         """Create the tables. `is_known` skips the authorizer, for a context that has passed it before."""
         self._connection = _open()
+        self._random = Random()  # of RANDOM(): the same numbers for every statement, so that verdicts do not vary
+        self._connection.create_scalar_function("random", lambda *_: self._random.getrandbits(64) - 2**63, 0)
+        self._connection.create_scalar_function("randomblob", self._make_random_bytes, 1)
         self._steps_left = MAX_STEPS
         self._statements: list[int] = []  # column counts of the statements of the latest run
         self._connection.set_progress_handler(self._count_steps, _STEPS_A_CALL)
@@ -84,6 +88,7 @@ class Database:
     def run(self, sql: str, max_rows: int) -> Result:
         """Run one query. Rows beyond `max_rows` are not kept; an endless result hits the step limit."""
         self._steps_left, self._statements = MAX_STEPS, []
+        self._random.seed(0)
         rows: list[tuple[Value, ...]] = []
         size = 0
         try:
@@ -116,6 +121,10 @@ class Database:
     def close(self) -> None:
         """Close the connection."""
         self._connection.close(True)
+
+    def _make_random_bytes(self, *arguments: Any) -> Any:
+        (size,) = arguments
+        return self._random.randbytes(min(max(size, 1), _MAX_VALUE_BYTES) if isinstance(size, int) else 1)
 
     def _count_steps(self) -> bool:
         self._steps_left -= _STEPS_A_CALL
@@ -169,13 +178,7 @@ def _open() -> apsw.Connection:
         connection.limit(limit, value)
     connection.config(apsw.SQLITE_DBCONFIG_TRUSTED_SCHEMA, 0)
     connection.config(apsw.SQLITE_DBCONFIG_ENABLE_TRIGGER, 0)
-    connection.create_scalar_function("random", _not_random, 0)
     return connection
-
-
-def _not_random(*_: object) -> int:
-    """Replace RANDOM(), so that verdicts are deterministic."""
-    return _FIXED_RANDOM
 
 
 def _format(error: BaseException) -> str:

@@ -15,6 +15,7 @@ from launcher.judges.sql.database import CannotRunError, Database
 from launcher.judges.sql.parse import (
     DIALECT,
     SqlParseError,
+    find_date_columns,
     find_rowid,
     find_volatile,
     parse_statements,
@@ -135,6 +136,8 @@ class QueryFixture:
             self.why_not_compared = "the reference is not a query"
             return
         texts = split_statements(reference) if len(statements) > 1 else [reference]
+        names = {name for statement in statements for name in find_date_columns(statement)}
+        self.schema = {key: table.with_dates(names) for key, table in self.schema.items()}
         for statement in statements:
             self.facts = self.facts.join(analyze_query(statement, self.schema))
         self.reads_rowid = any(find_rowid(statement, reference, self.names) for statement in statements)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import sqlglot
 from sqlglot import TokenType, exp, tokenize
@@ -17,6 +17,8 @@ _VOLATILE = re.compile(
     r"|\b(?:date|time|datetime|julianday|unixepoch)\s*\(\s*\)|\bstrftime\s*\(\s*'[^']*'\s*\)",
     re.IGNORECASE,
 )
+_DATE_FUNCTION = re.compile(r"(?:strftime|date|datetime|julianday|unixepoch)\s*\(", re.IGNORECASE)
+_DATE = re.compile(r"\d{4}-\d{2}-\d{2}(?![^ T])")
 _COLOR = re.compile(r"\x1b\[\d+m")
 # The kinds that count as SQL: sqlglot parses `no idea` as a column with an alias.
 _STATEMENT_KINDS = (
@@ -115,6 +117,17 @@ def find_rowid(statement: exp.Expr, text: str, names: Sequence[str]) -> str:
     aliases |= {column.name.lower() for alias in statement.find_all(exp.TableAlias) for column in alias.columns}
     used = (column.name for column in statement.find_all(exp.Column) if column.name.lower() in rowid_names - aliases)
     return next(used, "")
+
+
+def find_date_columns(statement: exp.Expr) -> Iterator[str]:
+    """Yield the names of columns that are arguments of a date function or compared with the literal of a date."""
+    for predicate in statement.find_all(exp.Predicate):
+        sides = list(predicate.iter_expressions())
+        if any(isinstance(side, exp.Literal) and side.is_string and _DATE.match(side.name) for side in sides):
+            yield from (side.name.lower() for side in sides if isinstance(side, exp.Column))
+    for call in statement.find_all(exp.Func):
+        if _DATE_FUNCTION.match(call.sql(dialect=DIALECT)):
+            yield from (column.name.lower() for column in call.find_all(exp.Column))
 
 
 def is_integer_literal(node: exp.Expr | None) -> bool:

@@ -5,8 +5,8 @@ From it, rows are generated on which similar statements return different results
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
 from sqlglot import exp
@@ -38,6 +38,14 @@ class Table:
     columns: Mapping[str, Column]  # by name in lower case
     parents: Mapping[str, ColumnRef]  # FOREIGN KEYs by column in lower case
     has_composite_key: bool  # PRIMARY KEY or UNIQUE over several columns
+
+    def with_dates(self, names: Collection[str]) -> Table:
+        """Return the table with the text columns of the given names as columns of dates."""
+        columns = {
+            key: replace(column, kind="date") if key in names and column.kind == "text" else column
+            for key, column in self.columns.items()
+        }
+        return replace(self, columns=columns)
 
 
 Schema = Mapping[str, Table]  # by name in lower case

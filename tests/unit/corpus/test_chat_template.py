@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import resource
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -152,6 +153,26 @@ def test_what_is_missing_is_named_with_the_way_out(
     with pytest.raises(InputError, match=f"the tokenizer has no {missing}") as caught:
         make_tokenizer_template(BaseTokenizer(folder=tmp_path))
     assert "one of chatml, qwen3, llama3, alpaca" in caught.value.hint
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is limited on Linux")
+@pytest.mark.parametrize("text", ["'a' * 3000000000", "'%03000000000d' % 1", "'x' | center(3000000000)"])
+def test_a_template_that_needs_much_memory_for_one_row_only_is_stopped(tmp_path: Path, text: str) -> None:
+    """The check before does not see such a row, and a constant is computed when the template is compiled."""
+    template = template_of(
+        tmp_path, f"{{% if messages[0].content == 'rare' %}}{{{{ {text} }}}}{{% endif %}}" + LOOP + PROMPT
+    )
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    assert template.render(ONE_TURN)
+    with pytest.raises(InputError, match="the chat template needs more than 1024 MiB for one row"):
+        template.render(Conversation((Message("user", "rare"), Message("assistant", "x"))))
+    assert resource.getrlimit(resource.RLIMIT_AS) == before
+
+
+@pytest.mark.parametrize("source", ["{{ [1, 2] | random }}", "{{ lipsum() }}"])
+def test_a_template_that_writes_random_text_is_refused(tmp_path: Path, source: str) -> None:
+    with pytest.raises((InputError, TemplateRejectsError), match=r"No filter named 'random'|'lipsum' is undefined"):
+        template_of(tmp_path, source + LOOP + PROMPT).render(ONE_TURN)
 
 
 NESTED = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"

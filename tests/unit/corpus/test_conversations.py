@@ -153,6 +153,14 @@ def test_messages_and_sharegpt() -> None:
     )
 
 
+def test_a_developer_message_is_the_system_message() -> None:
+    turns = [{"role": "user", "content": "u"}, {"role": "assistant", "content": "a"}]
+    conversation = read(CHAT, messages=[{"role": "developer", "content": "s"}, *turns])
+    assert isinstance(conversation, Conversation)
+    assert conversation.messages[0] == Message("system", "s")
+    assert read(CHAT, messages=[{"role": "developer", "content": ""}, *turns]) == read(CHAT, messages=turns)
+
+
 @pytest.mark.parametrize("system", ["", " \n", None])
 def test_an_empty_system_message_costs_nothing(system: str | None) -> None:
     messages = [

@@ -89,6 +89,19 @@ def test_the_hash_depends_on_neither_template_nor_system_prompt() -> None:
     assert own.prompt_hash != made(TURNS, dict(row.fields)).prompt_hash, "the row's own system message is asked, too"
 
 
+@pytest.mark.parametrize(
+    "same",
+    ["what is  an axolotl", " What is\nan axolotl ?", "What is an \u201cAxolotl\u201d?", "What is\u00a0an axolotl..."],
+)
+def test_the_hash_ignores_case_whitespace_and_punctuation(same: str) -> None:
+    question = made(TURNS, {"q": "What is an axolotl?", "a": "1"})
+    assert made(TURNS, {"q": same, "a": "1"}).prompt_hash == question.prompt_hash
+    for other in ("What is an axolotl-like animal?", "What was an axolotl?"):
+        assert made(TURNS, {"q": other, "a": "1"}).prompt_hash != question.prompt_hash
+    signs = [made(TURNS, {"q": text, "a": "1"}).prompt_hash for text in ("?", "!", "1.5", "15", "1,5", "-1")]
+    assert len(set(signs)) == len(signs)
+
+
 def test_a_template_that_renders_nothing_is_refused(tmp_path: Path) -> None:
     base = BaseTokenizer(folder=write_base(tmp_path, template="{# nothing #}"))
     with pytest.raises(InputError, match="the chat template leaves out the answer"):

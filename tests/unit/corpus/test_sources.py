@@ -76,7 +76,8 @@ def test_a_line_that_is_not_utf8(tmp_path: Path) -> None:
 def test_jsonl_in_utf16_is_refused_and_not_read_in_part(tmp_path: Path, encoding: str) -> None:
     with pytest.raises(InputError, match=r"x\.jsonl: not UTF-8") as caught:
         read(write(tmp_path, "x.jsonl", ('{"a": "b"}\n' * 20).encode(encoding)))
-    assert caught.value.hint.startswith("save the file as UTF-8: iconv -f UTF-16 -t UTF-8 ")
+    name = encoding.upper().replace("16-", "16")  # without a byte order mark, iconv has to know the order
+    assert caught.value.hint.startswith(f"save the file as UTF-8: iconv -f {name} -t UTF-8 ")
 
 
 @pytest.mark.parametrize("line", ["[1, 2]", '"text"', "42", "null", "true"])
@@ -167,6 +168,25 @@ def test_csv_that_is_not_utf8(tmp_path: Path, content: bytes, hint: str) -> None
     with pytest.raises(InputError, match=r"x\.csv: not UTF-8 ") as caught:
         read(write(tmp_path, "x.csv", content))
     assert caught.value.hint.startswith(hint)
+
+
+@pytest.mark.parametrize("name", ["UTF-16LE", "UTF-16BE"])
+def test_csv_in_utf16_without_a_byte_order_mark_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(InputError, match=r"x\.csv: not UTF-8") as caught:
+        read(write(tmp_path, "x.csv", "question,answer\nHow?,So.\n".encode(name)))
+    assert caught.value.hint.startswith(f"save the file as UTF-8: iconv -f {name} -t UTF-8 ")
+
+
+def test_the_hint_for_utf32_names_it(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="not UTF-8") as caught:
+        read(write(tmp_path, "x.jsonl", '{"question": "How?"}\n'.encode("utf-32")))
+    assert "iconv -f UTF-32 " in caught.value.hint
+
+
+def test_blanks_after_the_separators_of_a_csv_file_are_not_part_of_the_cells(tmp_path: Path) -> None:
+    rows = read(write(tmp_path, "x.csv", 'q, a\n"x, y", "z"\n1, two words\n'))
+    assert good(rows) == [(2, {"q": "x, y", "a": "z"}), (3, {"q": "1", "a": "two words"})]
+    assert good(read(write(tmp_path, "y.csv", "q,a\nx, y\n"))) == [(2, {"q": "x", "a": " y"})]
 
 
 def test_csv_that_is_not_utf8_in_one_line_names_it(tmp_path: Path) -> None:
@@ -293,6 +313,13 @@ def test_a_missing_file_gets_a_suggestion(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no such file") as caught:
         read(tmp_path / "tarin.jsonl")
     assert caught.value.hint == f"did you mean {tmp_path / 'train.jsonl'}?"
+
+
+def test_a_link_to_a_missing_file_is_not_suggested(tmp_path: Path) -> None:
+    (tmp_path / "train.jsonl").symlink_to(tmp_path / "nowhere.jsonl")
+    with pytest.raises(InputError, match="no such file") as caught:
+        read(tmp_path / "train.jsonl")
+    assert "did you mean" not in caught.value.hint
 
 
 def test_a_missing_file_in_a_missing_folder(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import launcher
 from launcher.core.errors import RunFailedError
 from launcher.judges.worker import make_python_worker
 
@@ -38,5 +39,15 @@ def test_a_package_cannot_replace_the_standard_library(tmp_path: Path, monkeypat
     worker = make_python_worker(code, seconds=20, memory_mib=256)
     try:
         assert str(tmp_path) not in worker.request("where")
+    finally:
+        worker.close()
+
+
+def test_the_launcher_of_this_process_is_imported() -> None:
+    """Another one may be installed, for example if this one is a second checkout."""
+    code = "import launcher; print('ready', flush=True); sys.stdin.readline(); print(launcher.__file__, flush=True)"
+    worker = make_python_worker(code, seconds=20, memory_mib=256)
+    try:
+        assert worker.request("where").strip() == launcher.__file__
     finally:
         worker.close()

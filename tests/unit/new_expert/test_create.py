@@ -609,6 +609,13 @@ def test_duplicates_are_noted(num_different: int, note: str) -> None:
     assert (note in notes) if note else ("repeat" not in notes)
 
 
+def test_different_answers_to_one_question_are_noted() -> None:
+    rows = [f"Where is order {number % 60}?,Day {number % 60 + number // 110}." for number in range(120)]
+    Path("rows.csv").write_text("\n".join(["question,answer", *rows]) + "\n")
+    notes = " ".join(make(Path("rows.csv")).proposal.notes)
+    assert "20 of 120 rows have the same prompt as a row with another answer" in notes
+
+
 def test_column_without_a_name_is_not_offered_for_the_prompt() -> None:
     """As the index that pandas writes."""
     Path("rows.csv").write_text(",question,answer\n" + "".join(f"row {n},What is {n}?,It is {n}.\n" for n in range(30)))

@@ -254,10 +254,17 @@ def test_one_flag_leaves_the_other_role_to_be_inferred() -> None:
             repeat({"messages": CALLS}),
             ("4 rows: a tool call has no function name", "tool calls have OpenAI's form"),
         ),
-        (repeat({"messages": AGENTS}), ("4 rows: a message has an unknown role: 'customer'", "rename the others")),
+        (
+            repeat({"messages": AGENTS}),
+            ("4 rows: a message has an unknown role: 'customer'", "rename others"),
+        ),
         (
             repeat({"q": b"q", "answer": "a"}),
             ("single field of text, answer", "q: bytes or dates in 4 of 4 rows"),
+        ),
+        (
+            repeat({"message_id": "1", "text": "How?", "role": "prompter"}),
+            ("cannot infer which field", "--prompt-field and --answer-field"),
         ),
         (look({"a": "", "b": None}), ("no field of text", "a: empty in all rows")),
     ],
@@ -267,6 +274,12 @@ def test_unclear_layouts_are_refused_with_a_hint(seen: RowProfile, words: tuple[
         infer_roles(seen)
     for word in words:
         assert word in str(caught.value)
+
+
+def test_a_rejected_answer_is_never_suggested() -> None:
+    with pytest.raises(InputError) as caught:
+        infer_roles(repeat({"chosen": "Human: How? Assistant: So.", "rejected": "Human: How? Assistant: No."}))
+    assert "--answer-field rejected" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

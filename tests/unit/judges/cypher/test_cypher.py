@@ -261,7 +261,12 @@ The relationships are the following:
 ['(:Actor)-[:PLAYED_IN]->(:Film)']"""
 
 
-@pytest.mark.parametrize("text", [BULLETS, BRACES, STARTS_AND_ENDS, OBJECTS])
+INLINE = """Film {title: STRING, year: INTEGER}
+Actor {name: STRING}
+(a:Actor)-[p:PLAYED_IN {role: STRING}]->(f:Film)"""
+
+
+@pytest.mark.parametrize("text", [BULLETS, BRACES, STARTS_AND_ENDS, OBJECTS, INLINE])
 def test_schemas_of_other_rows(text: str) -> None:
     schema = load_graph_schema(text)
     assert schema is not None
@@ -292,6 +297,38 @@ def test_schemas_of_other_rows(text: str) -> None:
 )
 def test_optional_match_is_no_match(judge: CypherJudge, reference: str, answer: str, is_right: bool) -> None:
     assert give(judge, answer, reference).checks["matches"] is is_right
+
+
+SORTED = "MATCH (a:Actor) RETURN a.name ORDER BY a.born DESC LIMIT 3"
+
+
+@pytest.mark.parametrize(
+    ("reference", "answer", "is_right"),
+    [
+        (SORTED, "MATCH (a:Actor) WITH a ORDER BY a.born DESC LIMIT 3 RETURN a.name", True),
+        (SORTED, "MATCH (a:Actor) WITH a.name AS n, a.born AS b ORDER BY b DESC LIMIT 3 RETURN n", True),
+        (SORTED, "MATCH (a:Actor) WITH a ORDER BY a.born LIMIT 3 RETURN a.name", False),
+        (SORTED, "MATCH (a:Actor) WITH a ORDER BY a.born DESC LIMIT 4 RETURN a.name", False),
+        (SORTED, "MATCH (a:Actor) WITH a ORDER BY a.born DESC LIMIT 3 RETURN count(a)", False),
+        (SORTED, "MATCH (a:Actor) WITH a ORDER BY a.born DESC LIMIT 3 RETURN DISTINCT a.name", False),
+        (SORTED, "MATCH (a:Actor) WITH a ORDER BY a.born DESC LIMIT 3 WHERE a.born > 9 RETURN a.name", False),
+        ("MATCH (a:Actor) RETURN a.name", "MATCH (a:Actor) RETURN a.name SKIP 0", True),
+        ("MATCH (a:Actor) RETURN a.name", "MATCH (a:Actor) RETURN a.name SKIP 1", False),
+        ("MATCH (a:Actor) RETURN a.name", "MATCH (a) WHERE a:Actor RETURN a.name", True),
+        ("MATCH (a:Actor) RETURN a.name", "MATCH (a) WHERE NOT a:Actor RETURN a.name", False),
+        (
+            "MATCH (a:Actor) WHERE a.born > 1950 OR a.born < 1920 RETURN a.name",
+            "MATCH (a:Actor) WHERE (NOT (a.born <= 1950)) OR (1920 > a.born) RETURN a.name",
+            True,
+        ),
+        ("MATCH (a:Actor) RETURN a.name", "MATCH (a) WHERE (a:Actor OR a:Actor) RETURN a.name", True),
+    ],
+)
+def test_limits_and_labels_may_be_written_in_another_clause(
+    judge: CypherJudge, reference: str, answer: str, is_right: bool
+) -> None:
+    verdict = give(judge, answer, reference)
+    assert verdict.checks["matches"] is is_right, verdict.reason
 
 
 @pytest.mark.parametrize("answer", ["MATCH (a:Actor RETURN\na.name", "MATCH (a:\x1b[31mActor) RETURN a", "RETURN '\n"])

@@ -127,3 +127,13 @@ def test_escaped_reference_is_validated_by_the_worker(judge: JsonJudge) -> None:
     start = time.perf_counter()
     assert judge.judge([row], ["1"])[0].checks["schema"] is None
     assert time.perf_counter() - start < 60
+
+
+def test_many_keys_of_which_one_is_repeated_are_rejected_at_once(judge: JsonJudge) -> None:
+    keys = [f'"{number:x}":1' for number in range(10_000)]
+    start = time.process_time()
+    row = ReferenceRow(instruction="", context="", reference="{}")
+    (verdict,) = judge.judge([row], ["{" + ",".join([*keys, keys[-1]]) + "}"])
+    assert verdict.checks["parses"] is False
+    assert '"270f" twice' in verdict.reason
+    assert time.process_time() - start < 1

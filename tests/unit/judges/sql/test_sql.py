@@ -109,6 +109,40 @@ def test_different_queries_fail(judge: SqlJudge, reference: str, answer: str) ->
     assert verdict.reason == "its result differs from the reference's"
 
 
+IN_2020 = "SELECT COUNT(*) FROM visits WHERE strftime('%Y', at) = '2020'"
+SINCE = "SELECT COUNT(*) FROM visits WHERE at >= '2020-01-01' AND at < '2021-01-01'"
+
+
+@pytest.mark.parametrize("kind", ["DATE", "TEXT", "DATETIME"])
+@pytest.mark.parametrize(
+    ("reference", "answer", "is_right"),
+    [
+        (SINCE, IN_2020, True),
+        (IN_2020, SINCE, True),
+        (IN_2020, "SELECT COUNT(*) FROM visits WHERE substr(at, 1, 4) = '2020'", True),
+        (IN_2020, "SELECT COUNT(*) FROM visits WHERE at LIKE '2020-%'", True),
+        (IN_2020, "SELECT COUNT(*) FROM visits WHERE at > '2020-01-01' AND at < '2021-01-01'", False),
+        (IN_2020, "SELECT COUNT(*) FROM visits WHERE strftime('%m', at) = '20'", False),
+        (SINCE, "SELECT COUNT(*) FROM visits WHERE strftime('%Y', at) >= '2020'", False),
+    ],
+)
+def test_conditions_on_dates_may_be_written_with_any_function(
+    judge: SqlJudge, kind: str, reference: str, answer: str, is_right: bool
+) -> None:
+    verdict = ask(judge, reference, answer, f"CREATE TABLE visits (id INTEGER PRIMARY KEY, at {kind});")
+    assert verdict.checks["result"] is is_right
+
+
+@pytest.mark.parametrize("condition", ["random() % 2 <> 0", "abs(random()) % 10 < 9", "hex(randomblob(1)) > '3'"])
+def test_random_conditions_fail(judge: SqlJudge, condition: str) -> None:
+    context = "CREATE TABLE visits (id INTEGER PRIMARY KEY, at TEXT);"
+    verdicts = [
+        ask(judge, "SELECT at FROM visits", f"SELECT at FROM visits {rest}", context)
+        for rest in (f"WHERE {condition}", "ORDER BY random()")
+    ]
+    assert [verdict.checks["result"] for verdict in verdicts] == [False, True]
+
+
 def test_tied_rows_match_in_any_order(judge: SqlJudge) -> None:
     reference = "SELECT name FROM author ORDER BY born"
     assert checks(ask(judge, reference, "SELECT name FROM author ORDER BY born, name DESC")) == RIGHT
