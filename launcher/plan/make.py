@@ -215,19 +215,17 @@ def _assemble(context: PlanContext, choice: _Choice, layout: Layout) -> Plan:
         speed=speed.model_copy(update={"fewer_gpus_note": fewer_gpus}),
         oom_fallbacks=keep_evaluable(make_oom_fallbacks(inputs, layout, candidates), task_eval),
         decisions=tuple(name_flags(replace_reasons(decisions, context.replaced), context.options)),
-        notes=(
-            *make_notes(context, inputs, layout, fewer_gpus),
-            *_more_notes(context, inputs, layout, speed, task_eval),
-        ),
+        notes=(*make_notes(context, inputs, layout, fewer_gpus), *_more_notes(context, choice, speed, task_eval)),
     )
 
 
 def _more_notes(
-    context: PlanContext, inputs: SearchInputs, layout: Layout, speed: SpeedPlan, task_eval: TaskEvalPlan | None
+    context: PlanContext, choice: _Choice, speed: SpeedPlan, task_eval: TaskEvalPlan | None
 ) -> tuple[str, ...]:
     gaps = context.options.judge_gaps
+    offloads = choice.layout is not None and choice.layout.offload != "none"
     slow = describe_slow_settings(context, speed, _estimate_speed)
-    faster = describe_faster_alternatives(context, inputs, layout, speed, _estimate_speed)
+    faster = describe_faster_alternatives(context, choice.inputs, offloads, speed, _estimate_speed)
     return (*slow, *faster, *([gaps] if gaps and task_eval is not None else []))
 
 

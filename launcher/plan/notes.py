@@ -206,24 +206,29 @@ def _describe_changes(slow: Collection[str]) -> str:
 
 
 def describe_faster_alternatives(
-    context: PlanContext, inputs: SearchInputs, layout: Layout, planned: SpeedPlan, estimate_speed: EstimateSpeed
+    context: PlanContext, inputs: SearchInputs, offloads: bool, planned: SpeedPlan, estimate_speed: EstimateSpeed
 ) -> Iterator[str]:
-    """Yield notes on quantization and packing, which are faster but change what is trained."""
+    """Yield notes on quantization, precision and packing, which are faster but change what is trained."""
     speed, config = planned.tokens_per_second, context.config
     if context.gpu is None or context.is_smoke or speed is None:
         return
-    if fits_with_int4(inputs):
-        times = (estimate_speed(with_int4(context)) or 0.0) / speed
-        fitting = "" if layout.offload == "none" else "fit without offloading and "
+    with_16_bits = "bf16" if context.gpu.has_bf16 else "fp16"
+    is_packed, is_fp32 = config.packing, inputs.recipe.compute_dtype == "fp32"
+    fitting = "fit without offloading and " if offloads else ""
+    alternatives = (
+        (fits_with_int4(inputs), with_int4, f"base_models[0].quantization int4 it would {fitting}", ""),
+        (is_fp32, _with(precision=with_16_bits), f"precision {with_16_bits} it would ", ""),
+        (not is_packed, _with(packing=True), "packing true it would ", "; batch_size then counts packed sequences"),
+    )
+    for is_possible, change, what, effect in alternatives:
+        times = (estimate_speed(change(context)) or 0.0) / speed if is_possible else 0.0
         if times >= _NOTABLE_SPEEDUP_OF_OTHERS:
-            yield f"with base_models[0].quantization int4 it would {fitting}train about {times:.1f} times as fast"
-    if not config.packing:
-        times = (estimate_speed(replace(context, config=config.model_copy(update={"packing": True}))) or 0.0) / speed
-        if times >= _NOTABLE_SPEEDUP_OF_OTHERS:
-            yield (
-                f"with packing true it would train about {times:.1f} times as many tokens per second; batch_size then "
-                "counts packed sequences, not rows"
-            )
+            yield f"with {what}train about {times:.1f} times as fast{effect}"
+
+
+def _with(**changes: object) -> Callable[[PlanContext], PlanContext]:
+    """Return a function that changes keys of training.config in the inputs of a plan."""
+    return lambda context: replace(context, config=context.config.model_copy(update=changes))
 
 
 def _get_default(name: str) -> object:

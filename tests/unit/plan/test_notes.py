@@ -103,15 +103,20 @@ def test_note_on_int4_is_confirmed_by_the_plan_with_it(planned: dict[str, Any], 
         assert other.offload == "none"
 
 
-def test_packing_that_would_be_faster_has_a_note() -> None:
-    plan = plan_for(gpu="rtx4090", config={"packing": False})
-    packed = plan_for(gpu="rtx4090")
+@pytest.mark.parametrize(
+    ("config", "change", "name"),
+    [
+        ({"packing": False}, {"packing": True}, "packing true"),
+        ({"precision": "fp32"}, {"precision": "bf16"}, "precision bf16"),
+    ],
+    ids=str,
+)
+def test_setting_that_would_be_faster_has_a_note(config: dict[str, Any], change: dict[str, Any], name: str) -> None:
+    plan, other = plan_for(config=config), plan_for(config=change)
     assert plan.speed.tokens_per_second
-    assert packed.speed.tokens_per_second
-    times = packed.speed.tokens_per_second / plan.speed.tokens_per_second
-    assert any(
-        f"with packing true it would train about {times:.1f} times as many tokens" in note for note in plan.notes
-    )
+    assert other.speed.tokens_per_second
+    times = other.speed.tokens_per_second / plan.speed.tokens_per_second
+    assert any(f"with {name} it would train about {times:.1f} times as fast" in note for note in plan.notes)
 
 
 def test_8_bit_optimizer_decision_mentions_the_host_sync() -> None:

@@ -305,6 +305,14 @@ def test_int4_is_suggested_with_what_it_needs_besides() -> None:
     assert "int4" not in caught.value.hint
 
 
+def test_largest_sizes_of_a_config_do_not_fit(tmp_path: Path) -> None:
+    sizes = ("hidden_size", "num_hidden_layers", "intermediate_size", "vocab_size", "max_position_embeddings")
+    config = {"model_type": "llama", "num_attention_heads": 32, **dict.fromkeys(sizes, 2**31)}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(DoesNotFitError, match="does not fit"):
+        plan_for(base=str(tmp_path))
+
+
 def test_cpu_memory_is_a_limit_too() -> None:
     with pytest.raises(DoesNotFitError, match=r"offloading needs .* of CPU memory per node"):
         plan_for(gpu="rtx4090", base="meta-llama/Llama-3.1-70B", ram_gib_per_node=64.0)
