@@ -150,6 +150,6 @@ def load_config(path: Path) -> Mapping[str, object]:
         problem = f"broken JSON at line {error.lineno}, column {error.colno}: {error.msg}"
     except UnicodeDecodeError as error:
         problem = f"is not UTF-8 text (byte {error.start})"
-    except (OSError, RecursionError) as error:
+    except (OSError, RecursionError, ValueError) as error:  # ValueError: an integer of thousands of digits
         problem = f"cannot be read: {error}"
     raise InputError("a base model's configuration cannot be read", (Problem(where=str(path), what=problem),), hint)

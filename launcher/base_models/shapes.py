@@ -279,11 +279,12 @@ def _read_sizes(keys: ConfigKeys, problems: list[Problem], *, has_mlp: bool) -> 
     hidden = _read_size(keys, "hidden_size", problems)
     heads = _read_size(keys, "num_attention_heads", problems)
     kv_heads = _read_size(keys, "num_key_value_heads", problems, default=heads)
-    if heads % kv_heads:
+    wrong = {problem.where for problem in problems}
+    if heads % kv_heads and wrong.isdisjoint(("num_attention_heads", "num_key_value_heads")):
         problems.append(
             Problem(where="num_key_value_heads", what=f"{kv_heads} does not divide num_attention_heads {heads}")
         )
-    if keys.get("head_dim") is None and hidden % heads:
+    if keys.get("head_dim") is None and hidden % heads and wrong.isdisjoint(("num_attention_heads", "hidden_size")):
         problems.append(Problem(where="num_attention_heads", what=f"{heads} does not divide hidden_size {hidden}"))
     return Sizes(
         hidden=hidden,
@@ -307,7 +308,7 @@ def _read_size(keys: ConfigKeys, key: str, problems: list[Problem], default: int
     elif isinstance(value, bool) or not isinstance(value, int):
         problems.append(Problem(where=key, what=f"must be a whole number, not {json.dumps(value, default=repr)[:60]}"))
     elif not 1 <= value <= _MAX_SIZE:
-        problems.append(Problem(where=key, what=f"must be between 1 and {_MAX_SIZE}, not {value}"))
+        problems.append(Problem(where=key, what=f"must be between 1 and {_MAX_SIZE}, not {str(value)[:60]}"))
     else:
         return value
     return 1

@@ -15,6 +15,7 @@ from launcher.cli.tables import print_json, print_table
 from launcher.core.errors import ExitCode, InputError, LauncherError, escape
 from launcher.core.log import get_logger
 from launcher.core.metrics import EVAL_LOSS
+from launcher.core.run_paths import make_run_paths
 from launcher.core.units import format_cost, format_duration
 from launcher.request import flag_types as types
 from launcher.request.arguments import add_request_arguments, make_request
@@ -76,6 +77,8 @@ def run(arguments: argparse.Namespace) -> ExitCode:
 
     if arguments.dry_run and arguments.json:
         raise InputError("--dry-run and --json cannot be used together: a dry run has no trials to print")
+    if arguments.name:
+        make_run_paths(Path(arguments.runs_dir), arguments.name, "--name")
     objective = parse_objective(arguments.objective)
     request = make_request(arguments)
     if objective != EVAL_LOSS:

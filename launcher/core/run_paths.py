@@ -145,10 +145,10 @@ def _sanitize(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-._")[:_MAX_PART_LENGTH].rstrip("-._") or "x"
 
 
-def make_run_paths(runs_dir: Path, run_id: str) -> RunPaths:
-    """Return the paths of a run, refusing an id that leads out of the runs folder."""
+def make_run_paths(runs_dir: Path, run_id: str, flag: str = "--run-id") -> RunPaths:
+    """Return the paths of a run, refusing an id of `flag` that leads out of the runs folder."""
     if not _RUN_ID.fullmatch(run_id):
-        raise InputError(f"--run-id {run_id!r}: a run id has 1 to 100 letters, digits, dots, dashes and underscores")
+        raise InputError(f"{flag} {run_id!r}: a run id has 1 to 100 letters, digits, dots, dashes and underscores")
     if not str(runs_dir).isprintable():
         raise InputError(
             f"--runs-dir {str(runs_dir)!r}: contains unprintable characters, which are not allowed in job scripts"

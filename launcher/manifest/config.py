@@ -141,7 +141,7 @@ one step that trains all of them."""
     """Arithmetic of matrix products; takes precedence over the keys bf16 and fp16. fp8: the frozen base of LoRA and \
 DoRA is stored and multiplied in FP8, everything else in BF16."""
     bf16: bool | None = None
-    """true: compute in BF16, an error if the GPU does not support it; false: do not use BF16."""
+    """true: compute in BF16, on GPUs without it in FP16; false: do not use BF16."""
     fp16: bool | None = None
     """true: compute in FP16 with loss scaling."""
     use_tf32: bool | None = None

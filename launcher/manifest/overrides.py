@@ -116,7 +116,8 @@ def _assign(tree: dict[str, Json], parts: list[str], value: Json) -> None:
 def _parse_position(parts: list[str], depth: int, num_entries: int) -> int:
     part, parent = parts[depth], _format(parts[:depth])
     if not re.fullmatch("[0-9]{1,9}", part):
-        corrected = _format([*parts[:depth], "0", *parts[depth:]])
+        is_number = re.fullmatch("-?[0-9]+", part) is not None
+        corrected = _format([*parts[:depth], "0", *parts[depth + is_number :]])
         raise InputError(f"--set {_format(parts)}: {parent} is a list", hint=f"write {corrected}")
     if int(part) >= num_entries:
         raise InputError(f"--set {_format(parts)}: the list {parent} has {num_entries} entries; count from 0")

@@ -51,7 +51,10 @@ def _read_bytes(path: Path) -> bytes:
     """Read a regular file only: reading a device or a pipe may never end."""
     status = path.stat()
     if stat.S_ISDIR(status.st_mode):
-        raise ManifestError(f"{path} is a directory", hint=f"pass the file: {path / 'manifest.json'}")
+        has_manifest = (path / "manifest.json").is_file()
+        what = "" if has_manifest else " without a manifest.json"
+        hint = f"pass the file: {path / 'manifest.json'}" if has_manifest else "pass the path of a manifest.json"
+        raise ManifestError(f"{path} is a directory{what}", hint=hint)
     if not stat.S_ISREG(status.st_mode):
         raise ManifestError(f"{path} is not a file", hint="a manifest must be a regular file, not a pipe or a device")
     with path.open("rb") as file:

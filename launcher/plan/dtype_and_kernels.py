@@ -121,7 +121,8 @@ def _decide_compute_dtype(context: PlanContext) -> tuple[Dtype, Decision]:
     if wants_fp16:
         hint = "; BF16 needs no loss scaling on this GPU: set bf16 instead of fp16" if gpu.has_bf16 else ""
         return "fp16", manifest_decision(name, fp16, f"{key} in the manifest{hint}")
-    if not gpu.has_bf16:
+    wants_fp32 = wants_bf16 is False and (wants_fp16 is False or config.precision == "fp32")
+    if not gpu.has_bf16 and not wants_fp32:
         capability = ".".join(map(str, gpu.compute_capability))
         return "fp16", hardware_decision(name, fp16, f"{gpu.title} (compute capability {capability}) has no BF16")
     if wants_bf16:

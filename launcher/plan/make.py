@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from launcher import __version__
 from launcher.base_models.shapes import ModelShape
+from launcher.core.choices import SHARDED_STRATEGIES
 from launcher.core.errors import InputError, ManifestError
 from launcher.core.units import format_gib
 from launcher.hardware.model import Hardware
@@ -28,6 +29,7 @@ from launcher.plan.full_finetuning import apply_requests, iterate_leaner_setting
 from launcher.plan.memory_budget import LEVELS, SearchInputs, make_search_inputs
 from launcher.plan.model import Decision, MemoryPlan, Plan, SpeedPlan, TaskEvalPlan
 from launcher.plan.notes import (
+    describe_faster_alternatives,
     describe_faster_with_fewer_gpus,
     describe_slow_settings,
     describe_unneeded_quantization,
@@ -214,21 +216,28 @@ def _assemble(context: PlanContext, choice: _Choice, layout: Layout) -> Plan:
         speed=speed.model_copy(update={"fewer_gpus_note": fewer_gpus}),
         oom_fallbacks=keep_evaluable(make_oom_fallbacks(inputs, layout, candidates), task_eval),
         decisions=tuple(name_flags(replace_reasons(decisions, context.replaced), context.options)),
-        notes=(*make_notes(context, inputs, layout, fewer_gpus), *_more_notes(context, speed, task_eval)),
+        notes=(*make_notes(context, inputs, layout, fewer_gpus), *_more_notes(context, choice, speed, task_eval)),
     )
 
 
-def _more_notes(context: PlanContext, speed: SpeedPlan, task_eval: TaskEvalPlan | None) -> tuple[str, ...]:
+def _more_notes(
+    context: PlanContext, choice: _Choice, speed: SpeedPlan, task_eval: TaskEvalPlan | None
+) -> tuple[str, ...]:
     gaps = context.options.judge_gaps
+    offloads = choice.layout is not None and choice.layout.offload != "none"
     slow = describe_slow_settings(context, speed, _estimate_speed)
+    faster = describe_faster_alternatives(context, choice.inputs, offloads, speed, _estimate_speed)
     unneeded = describe_unneeded_quantization(context, speed, _estimate_speed)
-    return (*slow, *unneeded, *([gaps] if gaps and task_eval is not None else []))
+    return (*slow, *faster, *unneeded, *([gaps] if gaps and task_eval is not None else []))
 
 
 def _estimate_speed(context: PlanContext) -> float | None:
-    """Return only the estimated tokens/s of the plan for a context; None if they are unknown."""
-    choice, layout = _choose(context)
-    return make_speed_plan(context, choice.inputs, layout).tokens_per_second
+    """Return only the estimated tokens/s of the plan for a context; None if they are unknown or nothing fits."""
+    try:
+        choice = _find_choice(context)
+    except (InputError, ManifestError):  # these settings are not supported together
+        return None
+    return None if choice.layout is None else make_speed_plan(context, choice.inputs, choice.layout).tokens_per_second
 
 
 def _check_positions(context: PlanContext) -> None:
@@ -289,7 +298,10 @@ def _explain_checkpointing(
         return plan_decision(name, shown, "everything fits without recomputation")
     less = LEVELS[LEVELS.index(level) - 1]
     if fits_memory(inputs, replace(layout, checkpointing=less, micro_batch_size=1)):
-        return plan_decision(name, shown, "faster: larger micro-batches, so weights are gathered less often")
+        reason = "faster: larger micro-batches, so weights are gathered less often"
+        if layout.strategy not in SHARDED_STRATEGIES and layout.offload == "none":
+            reason = "larger micro-batches; not clearly slower than smaller ones with less recomputation"
+        return plan_decision(name, shown, reason)
     needed = estimate_layout_memory(inputs, replace(layout, checkpointing=less)).total_bytes
     how = "without" if less == "none" else f"with {less} instead of"
     return plan_decision(name, shown, f"{how} it, {format_gib(needed)} would be needed")

@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 
 from launcher.core.choices import accumulates_in_fp32
-from launcher.core.errors import DoesNotFitError, InputError, ManifestError
 from launcher.core.units import format_count, format_gib
 from launcher.hardware.gpu_catalogue import format_limits
 from launcher.manifest.adapter_override import FULL_LEARNING_RATE, LORA_LEARNING_RATE
@@ -42,8 +41,12 @@ _EXECUTION_KEYS = (
     "attention",
     "flash_attention_2",
     "use_sdpa",
+    "strategy",
+    "offload",
 )
+_STRATEGY_FLAG = "--strategy"
 _NOTABLE_SPEEDUP = 1.1
+_NOTABLE_SPEEDUP_OF_OTHERS = 1.25  # of settings that change what is trained
 _FEW_STEPS = 100  # optimizer steps
 _HIGH_RATE = 0.01  # learning rate of AdamW
 _NOTABLE_COST = 0.02  # of the speed, for a single setting to be named
@@ -77,8 +80,6 @@ def make_notes(context: PlanContext, inputs: SearchInputs, layout: Layout, fewer
         yield _describe_fp8(inputs.recipe.fp8_base)
     if layout.offload != "none" and (leaner := find_leaner_full(inputs)):
         yield f"with {leaner} it would fit without offloading, and train many times faster"
-    if layout.offload != "none" and fits_with_int4(inputs):
-        yield "with base_models[0].quantization int4 it would fit without offloading, and train many times faster"
     if context.gpu is not None:
         limits = format_limits(context.gpu, is_alone=ranks == 1)
         if limits:
@@ -169,15 +170,19 @@ def describe_faster_with_fewer_gpus(inputs: SearchInputs, layout: Layout) -> str
 
 
 def describe_slow_settings(context: PlanContext, planned: SpeedPlan, estimate_speed: EstimateSpeed) -> Iterator[str]:
-    """Yield a note if execution settings of the manifest make training clearly slower than the plan's own choice."""
+    """Yield a note if execution settings of the user make training clearly slower than the plan's own choice."""
     speed = planned.tokens_per_second
     fixed = [name for name in _EXECUTION_KEYS if getattr(context.config, name) != _get_default(name)]
+    fixed += [_STRATEGY_FLAG] * (context.options.strategy is not None)
     if context.gpu is None or context.is_smoke or speed is None or not fixed:
         return
 
     def estimate_without(names: Collection[str]) -> float:
-        config = context.config.model_copy(update={name: _get_default(name) for name in names})
-        return estimate_speed(replace(context, config=config)) or 0.0
+        config = context.config.model_copy(
+            update={name: _get_default(name) for name in names if name in _EXECUTION_KEYS}
+        )
+        options = replace(context.options, strategy=None) if _STRATEGY_FLAG in names else context.options
+        return estimate_speed(replace(context, config=config, options=options)) or 0.0
 
     best = estimate_without(fixed)
     if best < _NOTABLE_SPEEDUP * speed:
@@ -186,9 +191,9 @@ def describe_slow_settings(context: PlanContext, planned: SpeedPlan, estimate_sp
     if slow:
         verb = "slows" if len(slow) == 1 else "slow"
         by_flags = all(f"training.config.{name}" in context.options.overridden_keys for name in slow)
-        origin = "set by --set" if by_flags else "in the manifest"
+        origin = "" if slow == [_STRATEGY_FLAG] else " set by --set" if by_flags else " in the manifest"
         yield (
-            f"{' and '.join(slow)} {origin} {verb} training down: with {' '.join(map(_format_override, slow))} "
+            f"{' and '.join(slow)}{origin} {verb} training down: {_describe_changes(slow)} "
             f"it reaches about {format_count(best)} tokens/s, {best / speed:.1f} times as fast, with the same result"
         )
 
@@ -200,15 +205,49 @@ def describe_unneeded_quantization(
     speed = planned.tokens_per_second
     if context.entry.quantization != "int4" or context.gpu is None or context.is_smoke or speed is None:
         return
-    try:
-        unquantized = estimate_speed(with_quantization(context, "none")) or 0.0
-    except (DoesNotFitError, InputError, ManifestError):
-        return
+    unquantized = estimate_speed(with_quantization(context, "none")) or 0.0
     if unquantized >= speed:
         yield (
             "int4 is not needed here: with --set base_models.0.quantization=none the training fits, too, runs at about "
             f"{format_count(unquantized)} tokens/s (int4: {format_count(speed)}), and the base is not rounded to 4 bits"
         )
+
+
+def _describe_changes(slow: Collection[str]) -> str:
+    """Return how to leave execution settings to the plan: --set of keys, and no --strategy."""
+    overrides = " ".join(_format_override(name) for name in slow if name != _STRATEGY_FLAG)
+    parts = [f"with {overrides}"] * bool(overrides) + [f"without {_STRATEGY_FLAG}"] * (_STRATEGY_FLAG in slow)
+    return " and ".join(parts)
+
+
+def describe_faster_alternatives(
+    context: PlanContext, inputs: SearchInputs, offloads: bool, planned: SpeedPlan, estimate_speed: EstimateSpeed
+) -> Iterator[str]:
+    """Yield notes on quantization, precision and packing, which are faster but change what is trained."""
+    speed, config = planned.tokens_per_second, context.config
+    if context.gpu is None or context.is_smoke or speed is None:
+        return
+    with_16_bits = "bf16" if context.gpu.has_bf16 else "fp16"
+    is_packed, is_fp32 = config.packing, inputs.recipe.compute_dtype == "fp32"
+    fitting = "fit without offloading and " if offloads else ""
+    alternatives = (
+        (fits_with_int4(inputs), _quantize, f"base_models[0].quantization int4 it would {fitting}", ""),
+        (is_fp32, _with(precision=with_16_bits), f"precision {with_16_bits} it would ", ""),
+        (not is_packed, _with(packing=True), "packing true it would ", "; batch_size then counts packed sequences"),
+    )
+    for is_possible, change, what, effect in alternatives:
+        times = (estimate_speed(change(context)) or 0.0) / speed if is_possible else 0.0
+        if times >= _NOTABLE_SPEEDUP_OF_OTHERS:
+            yield f"with {what}train about {times:.1f} times as fast{effect}"
+
+
+def _quantize(context: PlanContext) -> PlanContext:
+    return with_quantization(context, "int4")
+
+
+def _with(**changes: object) -> Callable[[PlanContext], PlanContext]:
+    """Return a function that changes keys of training.config in the inputs of a plan."""
+    return lambda context: replace(context, config=context.config.model_copy(update=changes))
 
 
 def _get_default(name: str) -> object:

@@ -2,7 +2,8 @@
 
 If each rank holds the full model, checkpointing is dropped first, at a small micro-batch, and only then does the
 micro-batch grow. So more memory never leads to more checkpointing or to a smaller micro-batch, except to make room for
-a CUDA graph, and for large quantized bases, whose weights are dequantized in every micro-step. If weights are gathered
+a CUDA graph, for large quantized bases, whose weights are dequantized in every micro-step, and for short sequences,
+fewer of which may fit without checkpointing and be faster. If weights are gathered
 or fetched for every micro-step, fewer and larger micro-steps may be worth the recomputation that makes room for them:
 all combinations are compared in that case.
 """
@@ -168,18 +169,28 @@ def _find_replicated(inputs: SearchInputs, strategy: Strategy) -> Layout | None:
     if inputs.recipe.optimizer_in_bwd:
         return _find_in_one_micro_batch(inputs, strategy)
     small = min(slots, ceil(_SMALL_MICRO_BATCH_TOKENS / inputs.recipe.sequence_length))
+    smaller: list[Layout] = []  # with less recomputation, in micro-batches of fewer tokens
     for level in inputs.levels:
         start = Layout(strategy=strategy, offload="none", checkpointing=level, micro_batch_size=small)
         if fits_memory(inputs, start):
-            larger = _fastest_split(inputs, start, _largest_fit(inputs, start, slots))
-            if level == inputs.levels[0]:
-                return larger
-            usual = _fastest_split(inputs, start, small)
-            is_packed = inputs.slot_tokens == inputs.recipe.sequence_length
-            speedup = estimate_step_seconds(inputs, usual) / estimate_step_seconds(inputs, larger)
-            return larger if is_packed and speedup >= _MIN_GROWTH_SPEEDUP else usual
-    last = leanest_layout(inputs, (strategy, "none"))
-    return _fastest_split(inputs, last, _largest_fit(inputs, last, small)) if fits_memory(inputs, last) else None
+            usual = _find_usual_split(inputs, start)
+            limit = estimate_step_seconds(inputs, usual) / _MIN_GROWTH_SPEEDUP
+            return next((layout for layout in smaller if estimate_step_seconds(inputs, layout) <= limit), usual)
+        first = replace(start, micro_batch_size=1)
+        if fits_memory(inputs, first):
+            smaller.append(_fastest_split(inputs, first, _largest_fit(inputs, first, small)))
+    return min(smaller, key=lambda layout: estimate_step_seconds(inputs, layout), default=None)
+
+
+def _find_usual_split(inputs: SearchInputs, start: Layout) -> Layout:
+    """Return a replicated layout with the fastest micro-batch that fits, which is small if layers are recomputed."""
+    larger = _fastest_split(inputs, start, _largest_fit(inputs, start, inputs.filled_slots_per_rank))
+    if start.checkpointing == inputs.levels[0]:
+        return larger
+    usual = _fastest_split(inputs, start, start.micro_batch_size)
+    is_packed = inputs.slot_tokens == inputs.recipe.sequence_length
+    speedup = estimate_step_seconds(inputs, usual) / estimate_step_seconds(inputs, larger)
+    return larger if is_packed and speedup >= _MIN_GROWTH_SPEEDUP else usual
 
 
 def _find_in_one_micro_batch(inputs: SearchInputs, strategy: Strategy) -> Layout | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -21,6 +22,16 @@ from launcher.plan.search import Layout, estimate_layout_memory, find_best_layou
 from launcher.plan.strategy import Candidate
 
 _MIN_SEQUENCE_LENGTH = 256
+# Values that need less memory than others that a manifest may set, or that allow sharding and offloading.
+_LEANER: tuple[tuple[str, object], ...] = (
+    ("strategy", "auto"),
+    ("offload", "auto"),
+    ("attention", "auto"),
+    ("torch_compile", True),
+    ("optim", "adamw_torch_fused"),
+    ("init_lora_weights", None),
+    ("modules_to_save", ()),
+)
 
 FindLayout = Callable[[PlanContext], Layout | None]  # with all decisions of a plan; None if nothing fits
 
@@ -36,7 +47,7 @@ def make_does_not_fit_error(
     return DoesNotFitError(
         _format_title(inputs, leanest),
         terms,
-        hint="; ".join(suggestions) or "no setting makes it fit; use a smaller base model",
+        hint="; ".join(suggestions) or "no single setting makes it fit: combine several, or use a smaller base model",
     )
 
 
@@ -72,13 +83,39 @@ def _suggest(
             yield f"--ram {needed} fits, if each node has that many GiB"
     if inputs.levels[-1] != "full" and find_layout(_with(context, gradient_checkpointing=True)):
         yield "gradient_checkpointing true fits, or let the plan decide"
+    yield from _suggest_without_limits(context, find_layout)
+    yield from _suggest_leaner_values(context, inputs, find_layout)
     yield from _suggest_smaller_training(context, inputs, find_layout)
     if shorter := _find_shorter_sequence(context, find_layout):
         yield f"max_seq_length {shorter} fits"
     if more := _find_more_gpus(context, find_layout):
         yield f"{more} fits (sharded)"
     if larger := _find_larger_gpu(context, find_layout):
-        yield f"--gpu {larger.key} fits ({format_gib(larger.memory_bytes)})"
+        limit = "" if hardware.vram_limit_mib is None else " without --vram-limit"
+        yield f"--gpu {larger.key}{limit} fits ({format_gib(larger.memory_bytes)})"
+
+
+def _suggest_without_limits(context: PlanContext, find_layout: FindLayout) -> Iterator[str]:
+    """Suggest to leave out --vram-limit or --strategy."""
+    hardware, options = context.hardware, context.options
+    whole = None if hardware.gpu is None or hardware.vram_limit_mib is None else GPUS.get(hardware.gpu.key)
+    if whole and hardware.source == "catalogue" and find_layout(_on(context, hardware, gpu=whole)):
+        yield f"without --vram-limit it fits ({format_gib(whole.memory_bytes)})"
+    if options.strategy and find_layout(replace(context, options=replace(options, strategy=None))):
+        yield "without --strategy it fits"
+
+
+def _suggest_leaner_values(context: PlanContext, inputs: SearchInputs, find_layout: FindLayout) -> Iterator[str]:
+    """Suggest values of single keys with which the plan fits, if the manifest sets others."""
+    config, recipe, gpu = context.config, inputs.recipe, context.gpu
+    changes = list(_LEANER)
+    if gpu is not None and (recipe.compute_dtype == "fp32" or recipe.fp8_base):
+        changes.append(("precision", "bf16" if gpu.has_bf16 else "fp16"))
+    for name, value in changes:
+        is_set = recipe.optimizer in EIGHT_BIT_OPTIMIZERS if name == "optim" else getattr(config, name) != value
+        if is_set and gpu is not None and find_layout(_with(context, **{name: value})):
+            why = " (8-bit optimizers exclude sharding and offloading)" if name == "optim" else ""
+            yield f"{name} {value if isinstance(value, str) else json.dumps(value)} fits{why}"
 
 
 def _with(context: PlanContext, **changes: Any) -> PlanContext:
@@ -104,7 +141,7 @@ def _suggest_smaller_training(context: PlanContext, inputs: SearchInputs, find_l
     """Suggest an adapter instead of full fine-tuning, a quantized base, or both."""
     adapter = ""
     if inputs.recipe.adapter == "full":
-        if leaner := find_leaner_full(inputs) or _find_sharded_full(inputs):
+        if leaner := find_leaner_full(inputs):
             yield f"{leaner} fits"
         context, adapter = _with(context, adapter_type="lora"), "adapter_type lora"
         if (layout := find_layout(context)) and layout.offload == "none":
@@ -114,15 +151,6 @@ def _suggest_smaller_training(context: PlanContext, inputs: SearchInputs, find_l
     if inputs.recipe.quantization != "int4" and inputs.recipe.on_gpu and (layout := find_layout(quantized)):
         offloaded = "" if layout.offload == "none" else ", with the optimizer in CPU memory"
         yield f"{adapter}{' with ' if adapter else ''}base_models[0].quantization int4 fits{offloaded}"
-
-
-def _find_sharded_full(inputs: SearchInputs) -> str:
-    """Suggest an optimizer that lets ranks shard the training if the current one does not; empty if none helps."""
-    if inputs.hardware.num_ranks == 1 or inputs.recipe.optimizer not in EIGHT_BIT_OPTIMIZERS:
-        return ""
-    plain = replace(inputs, recipe=replace(inputs.recipe, optimizer="adamw_torch_fused"))
-    fits = find_best_layout(plain, list_candidates_without_offload(plain)) is not None
-    return "optim adamw_torch_fused (sharded by FSDP2, which 8-bit optimizers exclude)" if fits else ""
 
 
 def find_leaner_full(inputs: SearchInputs) -> str:

@@ -50,7 +50,10 @@ def decide_compile(context: PlanContext, eager: Searched, compiled: Searched) ->
         return config.torch_compile, manifest_decision(name, state, "torch_compile in the manifest")
     assert gpu is not None
     if context.base.experts is not None:
-        return False, plan_decision(name, "off", "mixtures of experts run transformers' own code")
+        reason = (
+            "mixtures of experts run transformers' own code, not measured compiled; torch_compile: true requests it"
+        )
+        return False, plan_decision(name, "off", reason)
     if gpu.compute_capability < (8, 0):
         reason = f"not measured on GPUs before Ampere, such as {gpu.title}; torch_compile: true requests it"
         return False, hardware_decision(name, "off", reason)

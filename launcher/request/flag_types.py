@@ -216,6 +216,8 @@ def artifact_list(text: str) -> list[str]:
 def tracker_list(text: str) -> list[str]:
     """Parse the trackers that metrics are logged to."""
     words = [] if text == "none" else word_list(text)
+    if "none" in words:
+        raise argparse.ArgumentTypeError("none excludes other trackers")
     for word in words:
         if word not in ("wandb", "tensorboard", "mlflow"):
             raise argparse.ArgumentTypeError(f"{_quote(word)} is not one of wandb, tensorboard, mlflow, none")

@@ -211,6 +211,7 @@ def test_invalid_path_is_not_found(name: str, tmp_path: Path, monkeypatch: pytes
         (b'{"a": "\xff"}', "is not UTF-8 text (byte 7)"),
         (b" " * (5 * 1024**2), "larger than 4 MiB"),
         (b"[" * 100_000, "cannot be read"),
+        (b'{"hidden_size": ' + b"9" * 5000 + b"}", "cannot be read"),
     ],
 )
 def test_broken_config_error_names_the_position(content: bytes, message: str, tmp_path: Path) -> None:

@@ -169,6 +169,14 @@ def test_all_problems_of_a_config_are_reported_together() -> None:
     assert "hint: " in message
 
 
+@pytest.mark.parametrize("key", ["hidden_size", "num_attention_heads", "num_key_value_heads"])
+def test_wrong_size_is_the_only_problem_that_is_reported(key: str) -> None:
+    with pytest.raises(InputError) as caught:
+        make_shape(LLAMA | {key: -(10**200)}, "acme/broken", "config")
+    assert [problem.where for problem in caught.value.problems] == [key]
+    assert len(caught.value.problems[0].what) < 120
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

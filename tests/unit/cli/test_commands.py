@@ -136,6 +136,8 @@ def test_plan_that_does_not_fit_is_exit_code_3() -> None:
         (("plan", "neo4j", "--set", "base_models.².name=x"), "base_models is a list"),
         (("validate", "/dev/zero"), "/dev/zero is not a file"),
         (("train", "neo4j", "--run-id", "../x"), "a run id has 1 to 100 letters"),
+        (("sweep", "neo4j", "--param", "rank=8,16", "--dry-run", "--name", "../x"), "--name '../x': a run id has"),
+        (("plan", "neo4j", "--report-to", "none,wandb"), "none excludes other trackers"),
         (("fly",), "launcher: no command 'fly'"),
         (("tran", "neo4j"), "no command 'tran'; did you mean train?"),
         ((), "usage: launcher [-h] [--version] COMMAND ...\n"),

@@ -310,8 +310,10 @@ def test_missing_file_is_reported(tmp_path: Path) -> None:
 
 
 def test_directory_is_refused(tmp_path: Path) -> None:
+    assert "is a directory without a manifest.json" in load_message(tmp_path)
+    (tmp_path / "manifest.json").touch()
     message = load_message(tmp_path)
-    assert "is a directory" in message
+    assert "is a directory\n" in message
     assert f"hint: pass the file: {tmp_path / 'manifest.json'}" in message
 
 

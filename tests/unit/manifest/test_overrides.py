@@ -85,6 +85,7 @@ def test_override_in_wrong_section_suggests_the_path(write_manifest: WriteManife
         ("base_models.7.name=x", "the list base_models has 1 entries; count from 0"),
         ("base_models.first.name=x", "base_models is a list"),
         ("base_models.name=x", "hint: write base_models.0.name"),
+        ("base_models.-1.name=x", "hint: write base_models.0.name"),
         ("base_models.².name=x", "base_models is a list"),
         ("base_model.name=x", "hint: write base_models.0.name"),
         (".=1", "not a path of keys"),

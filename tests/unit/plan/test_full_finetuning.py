@@ -86,7 +86,7 @@ def test_a_clipping_norm_of_the_manifest_is_not_ignored() -> None:
 
 
 def test_8_bit_moments_are_named_as_what_excludes_sharding() -> None:
-    with pytest.raises(DoesNotFitError, match=r"optim adamw_torch_fused \(sharded by FSDP2"):
+    with pytest.raises(DoesNotFitError, match=r"optim adamw_torch_fused fits \(8-bit optimizers exclude"):
         plan_full(LARGE, gpu="h100", gpus=8, config={"optim": "adamw_bnb_8bit"})
 
 

@@ -61,6 +61,65 @@ def test_no_note_without_slow_settings(gpu: str | None, config: dict[str, object
     assert find_note(plan_for(gpu=gpu, config={**left, **config}, profile=profile)) is None
 
 
+def test_plan_that_fits_only_with_slow_settings_is_a_plan() -> None:
+    """The comparison with the plan's own choice must not fail if that does not fit."""
+    config = {"adapter_type": "dora", "max_seq_length": 16384, "gradient_checkpointing": True, "torch_compile": True}
+    plan = plan_for(gpu="rtx3070tilaptop", base="Qwen/Qwen3-1.7B", config=config)
+    assert plan.memory.total_bytes <= plan.memory.usable_bytes
+    assert find_note(plan) is None
+
+
+@pytest.mark.parametrize("request_", [{"config": {"strategy": "zero3"}}, {"strategy": "zero3"}], ids=str)
+def test_strategy_that_slows_training_has_a_note(request_: dict[str, Any]) -> None:
+    planned: dict[str, Any] = {"gpu": "rtx5080laptop", "base": "Qwen/Qwen3-4B"}
+    slow, free = plan_for(**planned, **request_), plan_for(**planned)
+    (note,) = (note for note in slow.notes if "slows training down" in note)
+    assert ("without --strategy" in note) == ("strategy" in request_)
+    assert free.speed.tokens_per_second
+    assert slow.speed.tokens_per_second
+    assert f"{free.speed.tokens_per_second / slow.speed.tokens_per_second:.1f} times as fast" in note
+
+
+@pytest.mark.parametrize(
+    ("planned", "is_noted"),
+    [
+        ({"gpu": "rtx4070", "base": "Qwen/Qwen3-8B"}, True),
+        ({"gpu": "rtx3050", "gpus": 6, "nodes": 2, "base": "Qwen/Qwen3-14B"}, True),  # fits without offloading
+        ({"gpu": "t4", "base": "Qwen/Qwen3-8B"}, False),  # dequantization takes as long as offloading
+        ({"gpu": "h100"}, False),
+        ({"gpu": "v100-pcie-32gb", "base": "Qwen/Qwen3-14B", "config": {"packing": False}}, False),  # no faster
+        ({"gpu": "rtx3080laptop", "config": {"offload": "optimizer"}}, False),  # stays in CPU memory
+    ],
+    ids=str,
+)
+def test_note_on_int4_is_confirmed_by_the_plan_with_it(planned: dict[str, Any], is_noted: bool) -> None:
+    plan, other = plan_for(**planned), plan_for(**planned, overrides=("base_models.0.quantization=int4",))
+    notes = [note for note in plan.notes if note.startswith("with base_models[0].quantization int4")]
+    assert len(notes) == is_noted
+    if notes:
+        assert plan.speed.tokens_per_second
+        assert other.speed.tokens_per_second
+        assert f"{other.speed.tokens_per_second / plan.speed.tokens_per_second:.1f} times as fast" in notes[0]
+        assert ("without offloading" in notes[0]) == (plan.offload != "none")
+        assert other.offload == "none"
+
+
+@pytest.mark.parametrize(
+    ("config", "change", "name"),
+    [
+        ({"packing": False}, {"packing": True}, "packing true"),
+        ({"precision": "fp32"}, {"precision": "bf16"}, "precision bf16"),
+    ],
+    ids=str,
+)
+def test_setting_that_would_be_faster_has_a_note(config: dict[str, Any], change: dict[str, Any], name: str) -> None:
+    plan, other = plan_for(config=config), plan_for(config=change)
+    assert plan.speed.tokens_per_second
+    assert other.speed.tokens_per_second
+    times = other.speed.tokens_per_second / plan.speed.tokens_per_second
+    assert any(f"with {name} it would train about {times:.1f} times as fast" in note for note in plan.notes)
+
+
 def test_8_bit_optimizer_decision_mentions_the_host_sync() -> None:
     decisions = {name: decision(plan_for(gpu="h200", config={"optim": name}), "optimizer") for name in OPTIMIZERS}
     assert [name for name, words in decisions.items() if "waits for the host to read the gradients" in words] == [

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from launcher.base_models.shapes import load_shape
@@ -38,8 +40,10 @@ def test_fp16_that_the_manifest_asks_for_is_honoured_and_commented() -> None:
     assert "BF16 needs no loss scaling on this GPU" in decision(plan, "precision")
 
 
-def test_both_switched_off_is_fp32() -> None:
-    plan = plan_for(config={"bf16": False, "fp16": False})
+@pytest.mark.parametrize("gpu", ["rtx4090", "t4"])
+@pytest.mark.parametrize("config", [{"bf16": False, "fp16": False}, {"precision": "fp32"}], ids=str)
+def test_both_switched_off_is_fp32(gpu: str, config: dict[str, Any]) -> None:
+    plan = plan_for(gpu=gpu, config=config)
     assert (plan.precision.compute_dtype, plan.precision.mixed_precision) == ("fp32", "no")
 
 

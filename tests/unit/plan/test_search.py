@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from functools import cache
 from pathlib import Path
@@ -218,6 +219,7 @@ def test_what_cannot_fit_is_refused_with_the_ways_out() -> None:
         {"strategy": "zero3"},
         {"offload": "none"},
         {"precision": "fp8"},
+        {"precision": "fp32"},
         {"optim": "adamw_bnb_8bit"},
         {"init_lora_weights": "pissa_niter_4"},
         {"modules_to_save": ["lm_head"]},
@@ -243,10 +245,55 @@ def test_each_suggestion_fits_with_all_other_settings(config: dict[str, object],
         }
         if "int4" in suggestion:
             changes["overrides"] = ("base_models.0.quantization=int4",)
-        if length := re.match(r"max_seq_length (\d+)", suggestion):
-            changes["config"] = config | {"max_seq_length": int(length[1])}
+        if key := re.match(
+            r"(max_seq_length|strategy|offload|precision|optim|init_lora_weights|\w+_to_save) (\S+) fits", suggestion
+        ):
+            value = json.loads(key[2]) if key[2][0].isdigit() or key[2] in ("null", "[]") else key[2]
+            changes["config"] = config | {key[1]: value}
         assert changes, suggestion
         plan_for(**request | changes)
+
+
+@pytest.mark.parametrize(
+    ("request_", "suggestion"),
+    [
+        ({"gpus": 8, "strategy": "ddp"}, "without --strategy it fits"),
+        ({"gpus": 8, "config": {"strategy": "zero1"}}, "strategy auto fits"),
+        ({"gpus": 8, "config": {"optim": "adamw_bnb_8bit"}}, "optim adamw_torch_fused fits"),
+        ({"gpus": 8, "config": {"init_lora_weights": "pissa_niter_4"}}, "init_lora_weights null fits"),
+        ({"ram_gib_per_node": 512.0, "config": {"offload": "none"}}, "offload auto fits"),
+    ],
+    ids=str,
+)
+def test_setting_that_prevents_sharding_or_offloading_is_named(request_: dict[str, Any], suggestion: str) -> None:
+    with pytest.raises(DoesNotFitError) as caught:
+        plan_for(gpu="h100", base="meta-llama/Llama-3.1-70B", **request_)
+    assert suggestion in caught.value.hint
+
+
+def test_attention_and_compilation_are_named_if_another_value_fits() -> None:
+    with pytest.raises(DoesNotFitError, match=r"attention auto fits"):
+        plan_for(config={"attention": "eager", "max_seq_length": 32768})
+    dora = {"adapter_type": "dora", "max_seq_length": 16384, "gradient_checkpointing": None, "torch_compile": None}
+    with pytest.raises(DoesNotFitError, match=r"torch_compile true fits"):
+        plan_for(gpu="rtx3070tilaptop", base="Qwen/Qwen3-1.7B", config=dora)
+    plan_for(gpu="rtx3070tilaptop", base="Qwen/Qwen3-1.7B", config={**dora, "torch_compile": True})
+
+
+def test_vram_limit_is_named_and_not_applied_to_suggested_gpus() -> None:
+    with pytest.raises(DoesNotFitError) as caught:
+        plan_for(gpu="h100", base="Qwen/Qwen3-8B", vram_limit_mib=6144, config={"offload": "none"})
+    assert "without --vram-limit it fits (79.6 GiB)" in caught.value.hint
+    assert "--gpu a4500 without --vram-limit fits (20.0 GiB)" in caught.value.hint
+    plan_for(gpu="a4500", base="Qwen/Qwen3-8B", config={"offload": "none"})
+
+
+def test_short_sequences_are_not_recomputed_if_fewer_fit_without_and_are_faster() -> None:
+    planned: dict[str, Any] = {"gpu": "a1000", "base": "google/gemma-2-2b"}
+    config = {"max_seq_length": 512, "gradient_checkpointing": None}
+    free, fixed = (plan_for(**planned, config={**config, "gradient_checkpointing": level}) for level in (None, False))
+    assert (free.checkpointing, free.batch.micro_batch_size) == ("none", 1)
+    assert free.speed.tokens_per_second == fixed.speed.tokens_per_second
 
 
 def test_int4_is_suggested_with_what_it_needs_besides() -> None:
@@ -256,6 +303,14 @@ def test_int4_is_suggested_with_what_it_needs_besides() -> None:
     with pytest.raises(DoesNotFitError) as caught:
         plan_for(gpu="rtx4090", base="Qwen/Qwen3-32B", config={"offload": "none"})
     assert "int4" not in caught.value.hint
+
+
+def test_largest_sizes_of_a_config_do_not_fit(tmp_path: Path) -> None:
+    sizes = ("hidden_size", "num_hidden_layers", "intermediate_size", "vocab_size", "max_position_embeddings")
+    config = {"model_type": "llama", "num_attention_heads": 32, **dict.fromkeys(sizes, 2**31)}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(DoesNotFitError, match="does not fit"):
+        plan_for(base=str(tmp_path))
 
 
 def test_cpu_memory_is_a_limit_too() -> None:

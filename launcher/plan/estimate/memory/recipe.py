@@ -79,7 +79,7 @@ class Recipe:
 def count_loss_chunk(vocab_size: int) -> int:
     """Return the number of token positions in one chunk of the loss, a power of two."""
     low, high = _CHUNK_POSITIONS
-    return max(low, min(high, 1 << ((_CHUNK_LOGITS // vocab_size).bit_length() - 1)))
+    return max(low, min(high, 1 << (max(1, _CHUNK_LOGITS // vocab_size).bit_length() - 1)))
 
 
 def count_trainable(
