@@ -141,11 +141,11 @@ def format_limits(gpu: Gpu, *, is_alone: bool = False) -> tuple[str, ...]:
     """Return what a GPU does not support, and the consequences; `is_alone` leaves out links between GPUs."""
     major, minor = gpu.compute_capability
     limits = (
-        (not gpu.has_bf16, "no BF16: trains in FP16 with loss scaling"),
+        (not gpu.has_bf16, "no BF16: 16-bit training is in FP16 with loss scaling"),
         (not gpu.has_tf32, "no TF32: FP32 matrix products run at plain FP32 speed"),
         (
             not gpu.has_flash_attention,
-            f"no FlashAttention-2 (needs compute capability 8.0, this has {major}.{minor}): attention by SDPA",
+            f"no FlashAttention-2 (needs compute capability 8.0, this has {major}.{minor}): other attention kernels",
         ),
         (
             gpu.compute_capability < (7, 5),

@@ -45,6 +45,8 @@ def decide_compile(context: PlanContext, eager: Searched, compiled: Searched) ->
     config, gpu, name = context.config, context.gpu, "torch.compile"
     if gpu is None and (context.is_smoke or config.torch_compile is None):
         return False, hardware_decision(name, "off", "no GPU: compiling takes longer than it saves")
+    if gpu is not None and gpu.compute_capability < (7, 0):
+        return False, hardware_decision(name, "off", f"{gpu.title} is too old: Triton needs compute capability 7.0")
     if config.torch_compile is not None:
         state = "on" if config.torch_compile else "off"
         return config.torch_compile, manifest_decision(name, state, "torch_compile in the manifest")

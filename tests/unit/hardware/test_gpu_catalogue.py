@@ -239,7 +239,7 @@ def test_installed_gpu_must_match_in_memory(name: str, memory_mib: int, key: str
 def test_old_gpus_lack_bf16_and_flash_attention() -> None:
     for key in ("t4", "v100"):
         limits = " | ".join(format_limits(GPUS[key]))
-        assert "no BF16: trains in FP16 with loss scaling" in limits
+        assert "no BF16: 16-bit training is in FP16 with loss scaling" in limits
         assert "no FlashAttention-2 (needs compute capability 8.0" in limits
         assert "no TF32" in limits
     assert "CUDA 13" in " | ".join(format_limits(GPUS["v100"]))

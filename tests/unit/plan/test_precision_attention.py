@@ -47,6 +47,21 @@ def test_both_switched_off_is_fp32(gpu: str, config: dict[str, Any]) -> None:
     assert (plan.precision.compute_dtype, plan.precision.mixed_precision) == ("fp32", "no")
 
 
+def test_gpu_before_volta_is_not_compiled_for_and_its_notes_fit_the_plan() -> None:
+    gpu = lookup_gpu("v100").model_copy(update={"title": "Tesla P100", "compute_capability": (6, 0)})
+    manifest = load_manifest(find_manifest("neo4j"), ("training.config.torch_compile=true",)).manifest
+    plan = make_plan(
+        manifest,
+        make_hardware(gpu, gpus_per_node=1, nodes=1),
+        base=load_shape("google/gemma-2-2b", ()),
+        rows=RowEstimate(num_rows=1000, mean_tokens=350, count_basis="read", is_measured=True),
+    )
+    assert plan.compile is None
+    assert "Triton needs compute capability 7.0" in decision(plan, "torch.compile")
+    assert plan.attention.backend == "eager"
+    assert not any("SDPA" in note for note in plan.notes)
+
+
 def test_a_cpu_computes_in_fp32() -> None:
     plan = plan_for(gpu=None)
     assert plan.precision.compute_dtype == "fp32"
