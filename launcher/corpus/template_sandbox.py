@@ -13,6 +13,7 @@ import resource
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
@@ -28,6 +29,9 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 _SECONDS = 10
 _MEMORY_MIB = 1024  # address space of the child process, or what a rendering may add to ours
+_REUSED_SECONDS = 0.2  # reading the size of the address space takes as long as rendering a row
+_STATM = Path("/proc/self/statm")
+_HAS_STATM = _STATM.is_file()
 MAX_CHARACTERS = 50_000_000  # of a rendered conversation
 _LIMITING_SHELL = ("/bin/sh", "-c", 'ulimit -c 0 && ulimit -t "$0" && ulimit -v "$1" && shift && exec "$@"')
 _FAILED = 3
@@ -121,12 +125,11 @@ def render_template(
 @contextmanager
 def _limit_memory() -> Iterator[None]:
     """Limit the address space that this block may add to the process, on Linux; only the main thread has this limit."""
-    statm = Path("/proc/self/statm")
-    if threading.current_thread() is not threading.main_thread() or not statm.is_file():
+    if threading.current_thread() is not threading.main_thread() or not _HAS_STATM:
         yield
         return
     before = resource.getrlimit(resource.RLIMIT_AS)
-    limit = int(statm.read_bytes().split()[0]) * resource.getpagesize() + _MEMORY_MIB * 2**20
+    limit = _read_address_space(round(time.monotonic() / _REUSED_SECONDS)) + _MEMORY_MIB * 2**20
     if any(bound != resource.RLIM_INFINITY and bound < limit for bound in before):
         limit = before[0]
     resource.setrlimit(resource.RLIMIT_AS, (limit, before[1]))
@@ -134,6 +137,12 @@ def _limit_memory() -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+@lru_cache(maxsize=1)
+def _read_address_space(_moment: int) -> int:
+    """Return the bytes of this process's address space; rows of the same moment share a reading."""
+    return int(_STATM.read_bytes().split()[0]) * resource.getpagesize()
 
 
 @contextmanager
