@@ -32,7 +32,6 @@ from launcher.plan.notes import (
     describe_faster_alternatives,
     describe_faster_with_fewer_gpus,
     describe_slow_settings,
-    describe_unneeded_quantization,
     make_notes,
 )
 from launcher.plan.oom_fallbacks import make_oom_fallbacks
@@ -227,8 +226,7 @@ def _more_notes(
     offloads = choice.layout is not None and choice.layout.offload != "none"
     slow = describe_slow_settings(context, speed, _estimate_speed)
     faster = describe_faster_alternatives(context, choice.inputs, offloads, speed, _estimate_speed)
-    unneeded = describe_unneeded_quantization(context, speed, _estimate_speed)
-    return (*slow, *faster, *unneeded, *([gaps] if gaps and task_eval is not None else []))
+    return (*slow, *faster, *([gaps] if gaps and task_eval is not None else []))
 
 
 def _estimate_speed(context: PlanContext) -> float | None:

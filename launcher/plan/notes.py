@@ -28,6 +28,7 @@ from launcher.plan.suggestions import (
     fits_with_int4,
     list_candidates_without_offload,
     move_to_hardware,
+    with_config,
     with_quantization,
 )
 
@@ -178,11 +179,9 @@ def describe_slow_settings(context: PlanContext, planned: SpeedPlan, estimate_sp
         return
 
     def estimate_without(names: Collection[str]) -> float:
-        config = context.config.model_copy(
-            update={name: _get_default(name) for name in names if name in _EXECUTION_KEYS}
-        )
+        changed = with_config(context, **{name: _get_default(name) for name in names if name in _EXECUTION_KEYS})
         options = replace(context.options, strategy=None) if _STRATEGY_FLAG in names else context.options
-        return estimate_speed(replace(context, config=config, options=options)) or 0.0
+        return estimate_speed(replace(changed, options=options)) or 0.0
 
     best = estimate_without(fixed)
     if best < _NOTABLE_SPEEDUP * speed:
@@ -195,21 +194,6 @@ def describe_slow_settings(context: PlanContext, planned: SpeedPlan, estimate_sp
         yield (
             f"{' and '.join(slow)}{origin} {verb} training down: {_describe_changes(slow)} "
             f"it reaches about {format_count(best)} tokens/s, {best / speed:.1f} times as fast, with the same result"
-        )
-
-
-def describe_unneeded_quantization(
-    context: PlanContext, planned: SpeedPlan, estimate_speed: EstimateSpeed
-) -> Iterator[str]:
-    """Yield a note if a base in NF4 would also fit unquantized, and train at least as fast."""
-    speed = planned.tokens_per_second
-    if context.entry.quantization != "int4" or context.gpu is None or context.is_smoke or speed is None:
-        return
-    unquantized = estimate_speed(with_quantization(context, "none")) or 0.0
-    if unquantized >= speed:
-        yield (
-            "int4 is not needed here: with --set base_models.0.quantization=none the training fits, too, runs at about "
-            f"{format_count(unquantized)} tokens/s (int4: {format_count(speed)}), and the base is not rounded to 4 bits"
         )
 
 
@@ -231,23 +215,31 @@ def describe_faster_alternatives(
     is_packed, is_fp32 = config.packing, inputs.recipe.compute_dtype == "fp32"
     fitting = "fit without offloading and " if offloads else ""
     alternatives = (
-        (fits_with_int4(inputs), _quantize, f"base_models[0].quantization int4 it would {fitting}", ""),
-        (is_fp32, _with(precision=with_16_bits), f"precision {with_16_bits} it would ", ""),
-        (not is_packed, _with(packing=True), "packing true it would ", "; batch_size then counts packed sequences"),
+        (
+            fits_with_int4(inputs),
+            with_quantization(context, "int4"),
+            f"base_models[0].quantization int4 it would {fitting}",
+            "",
+        ),
+        (is_fp32, with_config(context, precision=with_16_bits), f"precision {with_16_bits} it would ", ""),
+        (
+            not is_packed,
+            with_config(context, packing=True),
+            "packing true it would ",
+            "; batch_size then counts packed sequences",
+        ),
     )
-    for is_possible, change, what, effect in alternatives:
-        times = (estimate_speed(change(context)) or 0.0) / speed if is_possible else 0.0
+    for is_possible, changed, what, effect in alternatives:
+        times = (estimate_speed(changed) or 0.0) / speed if is_possible else 0.0
         if times >= _NOTABLE_SPEEDUP_OF_OTHERS:
             yield f"with {what}train about {times:.1f} times as fast{effect}"
-
-
-def _quantize(context: PlanContext) -> PlanContext:
-    return with_quantization(context, "int4")
-
-
-def _with(**changes: object) -> Callable[[PlanContext], PlanContext]:
-    """Return a function that changes keys of training.config in the inputs of a plan."""
-    return lambda context: replace(context, config=context.config.model_copy(update=changes))
+    is_int4 = context.entry.quantization == "int4"
+    unquantized = (estimate_speed(with_quantization(context, "none")) or 0.0) if is_int4 else 0.0
+    if unquantized >= speed:
+        yield (
+            "int4 is not needed here: with --set base_models.0.quantization=none the training fits, too, runs at about "
+            f"{format_count(unquantized)} tokens/s (int4: {format_count(speed)}), and the base is not rounded to 4 bits"
+        )
 
 
 def _get_default(name: str) -> object:

@@ -81,7 +81,7 @@ def _suggest(
         needed = ceil(_host_bytes(inputs, leanest) / (1 - CPU_HEADROOM) / GIB)
         if find_layout(_on(context, hardware, ram_gib_per_node=needed)):
             yield f"--ram {needed} fits, if each node has that many GiB"
-    if inputs.levels[-1] != "full" and find_layout(_with(context, gradient_checkpointing=True)):
+    if inputs.levels[-1] != "full" and find_layout(with_config(context, gradient_checkpointing=True)):
         yield "gradient_checkpointing true fits, or let the plan decide"
     yield from _suggest_without_limits(context, find_layout)
     yield from _suggest_leaner_values(context, inputs, find_layout)
@@ -113,12 +113,12 @@ def _suggest_leaner_values(context: PlanContext, inputs: SearchInputs, find_layo
         changes.append(("precision", "bf16" if gpu.has_bf16 else "fp16"))
     for name, value in changes:
         is_set = recipe.optimizer in EIGHT_BIT_OPTIMIZERS if name == "optim" else getattr(config, name) != value
-        if is_set and gpu is not None and find_layout(_with(context, **{name: value})):
+        if is_set and gpu is not None and find_layout(with_config(context, **{name: value})):
             why = " (8-bit optimizers exclude sharding and offloading)" if name == "optim" else ""
             yield f"{name} {value if isinstance(value, str) else json.dumps(value)} fits{why}"
 
 
-def _with(context: PlanContext, **changes: Any) -> PlanContext:
+def with_config(context: PlanContext, **changes: Any) -> PlanContext:
     """Return the inputs of a plan with other keys of training.config."""
     return replace(context, config=context.config.model_copy(update=changes))
 
@@ -143,7 +143,7 @@ def _suggest_smaller_training(context: PlanContext, inputs: SearchInputs, find_l
     if inputs.recipe.adapter == "full":
         if leaner := find_leaner_full(inputs):
             yield f"{leaner} fits"
-        context, adapter = _with(context, adapter_type="lora"), "adapter_type lora"
+        context, adapter = with_config(context, adapter_type="lora"), "adapter_type lora"
         if (layout := find_layout(context)) and layout.offload == "none":
             yield f"{adapter} fits"
             return
@@ -204,7 +204,7 @@ def fits_with_int4(inputs: SearchInputs) -> bool:
 def _find_shorter_sequence(context: PlanContext, find_layout: FindLayout) -> int | None:
     length = context.config.max_seq_length // 2
     while length >= _MIN_SEQUENCE_LENGTH:
-        if find_layout(_with(context, max_seq_length=length)):
+        if find_layout(with_config(context, max_seq_length=length)):
             return length
         length //= 2
     return None
