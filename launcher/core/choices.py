@@ -20,6 +20,7 @@ CompileScope = Literal["layer", "model"]
 Profile = Literal["full", "smoke"]
 
 DTYPE_BYTES: dict[Dtype, int] = {"bf16": 2, "fp16": 2, "fp32": 4}
+NF4_GROUP_SIZES = (64, 256)  # weights per scale, and scales per scale of these
 NF4_BYTES = 4.127 / 8  # per weight: 4 bits, one 8-bit scale per 64, one fp32 per 256 scales (QLoRA, section 3)
 
 # Optimizers whose moments are quantized by bitsandbytes; paged: in CPU memory.

@@ -13,10 +13,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from launcher.core.choices import NF4_GROUP_SIZES
 from launcher.training.kernels.availability import supports_triton
 from launcher.training.kernels.fp8 import Fp8Weights, dequantize_fp8
 
-GROUP_SIZE, OUTER_GROUP_SIZE = 64, 256  # weights per scale, and scales per scale of these
+GROUP_SIZE, OUTER_GROUP_SIZE = NF4_GROUP_SIZES
 
 
 class Nf4Weights(NamedTuple):

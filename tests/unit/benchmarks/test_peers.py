@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from benchmarks.peers.peer_training import make_lora_settings, make_settings
+from benchmarks.peers.peer_training import check_unsloth_packing, make_lora_settings, make_settings
 from benchmarks.peers.quality import Comparison, make_batches, print_table
 from launcher.request.request import Request, plan_request
 
@@ -37,6 +39,22 @@ def test_as_many_rows_are_trained_as_by_us(
     assert settings["warmup_steps"] == math.ceil(0.1 * steps)
     assert settings["bf16"] is True
     assert make_lora_settings(plan)["r"] == plan.adapter.rank
+
+
+@pytest.mark.parametrize(
+    ("backend", "varlen", "is_slow"), [("sdpa", None, True), ("xformers", None, False), ("sdpa", 1, False)]
+)
+def test_unsloth_is_not_measured_without_attention_for_packed_documents(
+    monkeypatch: pytest.MonkeyPatch, backend: str, varlen: int | None, is_slow: bool
+) -> None:
+    dispatch = SimpleNamespace(select_attention_backend=lambda **_: backend, _TORCH_VARLEN_ATTN=varlen)
+    monkeypatch.setitem(sys.modules, "unsloth", SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "unsloth.utils", SimpleNamespace(attention_dispatch=dispatch))
+    if is_slow:
+        with pytest.raises(RuntimeError, match="neither flash-attn nor xformers"):
+            check_unsloth_packing()
+    else:
+        check_unsloth_packing()
 
 
 def test_batches_hold_every_document_and_few_tokens() -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 from launcher.base_models.families import Linear
 from launcher.base_models.shapes import ModelShape
 from launcher.core.choices import (
     DEEPSPEED_STRATEGIES,
     DTYPE_BYTES,
+    NF4_GROUP_SIZES,
     AdapterKind,
     AttentionBackend,
     Checkpointing,
@@ -40,7 +42,9 @@ FUSED_FAMILIES = {
 }
 FUSED_QKV_FAMILIES = frozenset(FUSED_FAMILIES) - {"phi3"}  # some of Phi's models rotate only part of each head
 FUSED_HEAD_DIMS = (32, 64, 128, 256)  # Triton needs powers of two
-NF4_BLOCK = 64 * 256  # weights with a common scale of scales: fused ops join matrices of complete blocks only
+NF4_BLOCK = prod(
+    NF4_GROUP_SIZES
+)  # weights with a common scale of scales: fused ops join matrices of complete blocks only
 _ALIGNED = 8  # 16-bit elements: aligns rows for tensor cores; the padding is zero
 
 
