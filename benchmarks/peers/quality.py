@@ -83,6 +83,7 @@ def make_parser() -> argparse.ArgumentParser:
     run.add_argument("--vram-limit", help="of a training by the launcher, so that several fit; the same global batch")
     run.add_argument("--max-steps", type=int, default=None, help="train only some steps, to try the command")
     run.add_argument("--one-at-a-time", action="store_true", help="one command at a time, so that durations compare")
+    run.add_argument("--train-only", action="store_true", help="judge later, by the same command without this option")
     loss = commands.add_parser("loss", help="compute the held-out loss of a base or an adapter")
     loss.add_argument("base", type=Path)
     loss.add_argument("store", type=Path)
@@ -121,10 +122,11 @@ class Cost:
         if self._energy is not None:
             self.values["kilojoules"] = (read_kilojoules() or 0.0) - self._energy
 
-    def write(self, adapter: Path) -> None:
+    def write(self, adapter: Path, *, ran_alone: bool) -> None:
         """Keep the values next to an adapter, for a command that continues this one."""
         rounded = {name: round(value, 2) for name, value in self.values.items()}
-        adapter.with_suffix(".cost.json").write_text(json.dumps(rounded), encoding="utf-8")
+        cost = json.dumps({**rounded, "ran_alone": ran_alone})
+        adapter.with_suffix(".cost.json").write_text(cost, encoding="utf-8")
 
 
 class Comparison:
@@ -169,7 +171,8 @@ class Comparison:
             return
         else:
             self._train_peer(expert, tool, seed)
-        self._judge(expert, tool, seed)
+        if not self._args.train_only:
+            self._judge(expert, tool, seed)
 
     def _train_launcher(self, expert: str, tool: str, seed: int) -> None:
         adapter = self._find_adapter(expert, tool, seed)
@@ -190,7 +193,7 @@ class Comparison:
             "peak_gib": max((step.get(metrics.PEAK_ALLOCATED_GIB) or 0.0 for step in steps), default=0.0),
             "predicted_gib": bytes_to_gib(load_plan(paths.plan).memory.allocated_bytes),
         }
-        cost.write(adapter)
+        cost.write(adapter, ran_alone=self._args.one_at_a_time)
 
     def _train_peer(self, expert: str, tool: str, seed: int) -> None:
         """Train by the settings of the plan that the launcher would follow."""
@@ -204,7 +207,7 @@ class Comparison:
         with self._peer_slots, Cost() as cost:
             output = run_python(folder, *command, *tokens)
         cost.values |= json.loads(output.splitlines()[-1])
-        cost.write(adapter)
+        cost.write(adapter, ran_alone=self._args.one_at_a_time)
 
     def _make_options(self, seed: int) -> tuple[str, ...]:
         options = "--profile", "full", "--set", f"training.config.seed={seed}"
@@ -237,7 +240,7 @@ class Comparison:
         return RunPaths(folder / "runs" / f"{expert}-{seed}{tool.removeprefix('launcher')}").adapter
 
     def _record(
-        self, expert: str, tool: str, seed: int | None, loss: float, evaluation: Path, cost: dict[str, float]
+        self, expert: str, tool: str, seed: int | None, loss: float, evaluation: Path, cost: dict[str, Any]
     ) -> None:
         result = load_result(evaluation)
         row = {
@@ -246,7 +249,6 @@ class Comparison:
             "main_check": result.main_check,
             "checks": {check.name: [check.num_passed, check.num_judged] for check in result.checks},
             **cost,
-            "ran_alone": self._args.one_at_a_time,
             "date": datetime.date.today().isoformat(),
         }
         with self._lock, self._args.out.open("a", encoding="utf-8") as file:
@@ -296,7 +298,7 @@ def prepare(args: argparse.Namespace, expert: str) -> Store:
     return store
 
 
-def load_cost(adapter: Path) -> dict[str, float]:
+def load_cost(adapter: Path) -> dict[str, Any]:
     """Return what a training cost; empty if it was interrupted after the adapter was saved."""
     path = adapter.with_suffix(".cost.json")
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}

@@ -422,3 +422,10 @@ def test_large_quantized_base_gets_a_larger_micro_batch_with_checkpointing() -> 
     assert int4.batch.micro_batch_size > 1
     bf16 = plan_for(gpu="rtx3090", base="Qwen/Qwen3-8B")
     assert (bf16.checkpointing, bf16.batch.micro_batch_size) == ("full", 1)
+
+
+def test_reason_of_uncompiled_mixtures_of_experts_names_the_key_that_compiles_them() -> None:
+    base, targets = "Qwen/Qwen3-30B-A3B", {"target_modules": "all-linear"}
+    usual = plan_for(gpu="h200", base=base, config={**targets, "torch_compile": None})
+    assert "torch_compile: true requests it" in decision(usual, "torch.compile")
+    assert plan_for(gpu="h200", base=base, config={**targets, "torch_compile": True}).compile is not None

@@ -42,9 +42,8 @@ FUSED_FAMILIES = {
 }
 FUSED_QKV_FAMILIES = frozenset(FUSED_FAMILIES) - {"phi3"}  # some of Phi's models rotate only part of each head
 FUSED_HEAD_DIMS = (32, 64, 128, 256)  # Triton needs powers of two
-NF4_BLOCK = prod(
-    NF4_GROUP_SIZES
-)  # weights with a common scale of scales: fused ops join matrices of complete blocks only
+# Weights with a common scale of scales: fused ops join matrices of complete blocks only.
+NF4_BLOCK = prod(NF4_GROUP_SIZES)
 _ALIGNED = 8  # 16-bit elements: aligns rows for tensor cores; the padding is zero
 
 
