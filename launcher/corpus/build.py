@@ -5,17 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from itertools import chain
 from pathlib import Path
-
-import numpy as np
 
 from launcher.core.errors import InputError, Problem
 from launcher.core.run_paths import write_text_atomically
 from launcher.corpus.audit import Audit, Hashes, SplitAudit, make_notes, make_sample, make_split_audit
 from launcher.corpus.bin_packing import Packing, pack_documents, pack_one_per_sequence
-from launcher.corpus.documents import Document, DocumentBuilder
-from launcher.corpus.first_rows import make_source_reader, peek_rows
+from launcher.corpus.documents import Document
 from launcher.corpus.pack_file import write_packs
 from launcher.corpus.rows import BadRow, Json, Rejections, Row
 from launcher.corpus.sources import FileSource, Source
@@ -24,10 +20,9 @@ from launcher.corpus.store import AUDIT_FILE
 from launcher.corpus.text_encoder import TextEncoder
 from launcher.corpus.token_spool import TokenSpool
 from launcher.corpus.tokenize_rows import TokenBatch, tokenize_documents, tokenize_here
+from launcher.corpus.validation_cut import ValidationCut, read_validation_cut
 from launcher.corpus.worker_processes import count_workers, map_in_processes
 
-# Share of the training rows held out if there is no validation file, as in the published trainer.
-_VALIDATION_SHARE = 0.1
 # More unusable rows than this are treated as a mistake in the manifest.
 _MAX_BAD_SHARE = 0.5
 
@@ -67,10 +62,13 @@ def build_splits(spec: PreparationSpec, scratch: Path, advance: Advance) -> None
     splits: dict[str, SplitAudit] = {}
     sample: Document | None = None
     known: Hashes | None = None
+    cut = read_validation_cut(spec) if spec.cuts_validation else None
     for name, sources in (("train", spec.train), ("validation", spec.validation), ("test", spec.test)):
         if not sources:
             continue
-        made, first, prompts = _make_split(spec, scratch, name, sources, advance, known)
+        made, first, prompts = _make_split(
+            spec, scratch, name, sources, advance, known, cut if name == "train" else None
+        )
         splits |= made
         sample = sample or first
         known = prompts if name == "train" else known
@@ -80,7 +78,7 @@ def build_splits(spec: PreparationSpec, scratch: Path, advance: Advance) -> None
         is_packed=spec.is_packed,
         splits=splits,
         sample=make_sample(sample, spec.template),
-        notes=(*spec.notes, *make_notes(splits)),
+        notes=(*spec.notes, *(_note_frequent_prompts(cut) if cut is not None else ()), *make_notes(splits)),
     )
     write_text_atomically(scratch / AUDIT_FILE, audit.model_dump_json(indent=2) + "\n")
 
@@ -92,18 +90,19 @@ def _make_split(
     sources: Sequence[WeightedSource],
     advance: Advance,
     known: Hashes | None,
+    cut: ValidationCut | None,
 ) -> tuple[dict[str, SplitAudit], Document | None, Hashes]:
-    """Build a split; with `spec.cuts_validation`, a part of the training rows becomes the validation split.
+    """Build a split; with a `cut`, a part of the training rows becomes the validation split.
 
     Returns the statistics by split, the first document, and the prompt hashes of the documents. `known` are the prompt
     hashes of the training documents, if they were built before.
     """
     end = spec.tokenizer.backend.token_to_id(spec.template.end_token)
     assert end is not None, "checked by make_template"
-    names = (name, "validation") if name == "train" and spec.cuts_validation else (name,)
+    names = (name,) if cut is None else (name, "validation")
     with ExitStack() as stack:
         readings = {part: _SplitState(stack.enter_context(TokenSpool(scratch, part, end))) for part in names}
-        first = _fill(spec, readings, sources, advance)
+        first = _fill(spec, readings, sources, advance, cut)
         audits = {part: _finish(spec, scratch, part, reading, known) for part, reading in readings.items()}
         prompts = readings[name].spool.prompt_hashes
     _check_split(name, audits, sources)
@@ -111,7 +110,11 @@ def _make_split(
 
 
 def _fill(
-    spec: PreparationSpec, readings: dict[str, _SplitState], sources: Sequence[WeightedSource], advance: Advance
+    spec: PreparationSpec,
+    readings: dict[str, _SplitState],
+    sources: Sequence[WeightedSource],
+    advance: Advance,
+    cut: ValidationCut | None,
 ) -> Document | None:
     first: Document | None = None
     encoder = TextEncoder(spec.tokenizer, spec.template)
@@ -127,8 +130,8 @@ def _fill(
             first = first or chunk.first
             main.systems |= chunk.systems if len(main.systems) < 2 else set()
             for batch in chunk.batches:
-                if held_out:
-                    _divide(batch, main, held_out[0])
+                if cut is not None:
+                    _divide(batch, cut, main, held_out[0])
                 else:
                     main.spool.add(batch)
             advance(chunk.num_rows)
@@ -140,19 +143,21 @@ def _is_large(source: Source) -> bool:
     return isinstance(source, FileSource) and source.path.stat().st_size > _MIN_PARALLEL_BYTES
 
 
-def is_cut_for_validation(prompt_hash: int) -> bool:
-    """Return whether a training row with this prompt hash is held out for validation."""
-    return prompt_hash < _VALIDATION_SHARE * 2**64
-
-
-def _divide(batch: TokenBatch, main: _SplitState, held_out: _SplitState) -> None:
-    """Divide a batch between training and validation by the prompt's hash, so that no prompt is in both."""
-    is_held_out = batch.prompt_hashes < np.uint64(_VALIDATION_SHARE * 2**64)
+def _divide(batch: TokenBatch, cut: ValidationCut, main: _SplitState, held_out: _SplitState) -> None:
+    """Divide a batch between training and validation."""
+    is_held_out = cut.select(batch.prompt_hashes)
     count = int(is_held_out.sum())
     main.num_rows -= count
     held_out.num_rows += count
     main.spool.add(batch.select(~is_held_out))
     held_out.spool.add(batch.select(is_held_out))
+
+
+def _note_frequent_prompts(cut: ValidationCut) -> tuple[str, ...]:
+    if not cut.trained:
+        return ()
+    stay = "a prompt of many rows stays" if len(cut.trained) == 1 else f"{len(cut.trained):,} prompts of many rows stay"
+    return (f"validation: {stay} in the training split, so that at most a fifth of the rows are held out",)
 
 
 @dataclass(slots=True)
@@ -170,14 +175,7 @@ class _DocumentReader:
     """Reads, renders and tokenizes the rows of a source."""
 
     def __init__(self, spec: PreparationSpec, weighted: WeightedSource) -> None:
-        rows = weighted.read()
-        peeked = peek_rows(rows, spec.data.field_mapping)
-        self._rows = chain(peeked, rows)
-        self._maker = DocumentBuilder(
-            reader=make_source_reader(spec.data.field_mapping, spec.data.system_prompt, weighted.source, peeked),
-            template=spec.template,
-            trains_all=spec.trains_all,
-        )
+        self._maker, self._rows = spec.open_rows(weighted)
         self._weight, self._capacity = weighted.weight, spec.capacity
 
     def tokenize(self, encoder: TextEncoder) -> Iterator[_Chunk]:

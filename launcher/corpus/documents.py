@@ -74,6 +74,16 @@ class DocumentBuilder:
             _find_system(content),
         )
 
+    def hash_prompt(self, row: Row) -> int | None:
+        """Return the hash of a row's prompt, which needs no rendering; None if the row cannot be used."""
+        content = self.reader.read(row)
+        if isinstance(content, BadRow):
+            return None
+        segments = () if isinstance(content, Conversation) else self._cut(content)
+        if segments is None:
+            return None
+        return _hash_prompt(content, self._unescape(segments), self.reader.system_prompt)
+
     def _unescape(self, segments: tuple[Segment, ...]) -> tuple[Segment, ...]:
         unescape = self.template.controls.unescape
         return tuple(Segment(unescape(segment.text), segment.is_trained) for segment in segments)

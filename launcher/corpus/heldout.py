@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass
-from itertools import chain, islice, pairwise
+from dataclasses import dataclass, replace
+from itertools import islice, pairwise
 
 from launcher.core.errors import InputError
-from launcher.corpus.build import is_cut_for_validation
 from launcher.corpus.conversations import Conversation
 from launcher.corpus.dialects import parse_conversation
 from launcher.corpus.documents import Document, DocumentBuilder
-from launcher.corpus.first_rows import make_source_reader, peek_rows
 from launcher.corpus.rows import BadRow, Row
 from launcher.corpus.spec import PreparationSpec, Split, WeightedSource
+from launcher.corpus.validation_cut import ValidationCut, read_validation_cut
 from launcher.judges.base import ReferenceRow
 
 
@@ -52,7 +51,8 @@ def load_held_out_rows(
         sources = _get_sources(spec, name)
         if not sources:
             continue
-        by_key = {row.key: row for source in sources for row in islice(_read(spec, source, name), among)}
+        cut = read_validation_cut(spec) if name == "validation" and spec.cuts_validation else None
+        by_key = {row.key: row for source in sources for row in islice(_read(spec, source, cut), among)}
         if not by_key:
             raise InputError(
                 f"{spec.expert}: no row of the {name} split has an answer",
@@ -73,18 +73,17 @@ def _get_sources(spec: PreparationSpec, split: Split) -> tuple[WeightedSource, .
     return {"train": spec.train, "validation": spec.validation, "test": spec.test}[split]
 
 
-def _read(spec: PreparationSpec, weighted: WeightedSource, split: Split) -> Iterator[HeldOutRow]:
-    rows = weighted.read()
-    peeked = peek_rows(rows, spec.data.field_mapping)
-    reader = make_source_reader(spec.data.field_mapping, spec.data.system_prompt, weighted.source, peeked)
-    maker = DocumentBuilder(reader=reader, template=spec.template, trains_all=False)
-    for row in chain(peeked, rows):
+def _read(spec: PreparationSpec, weighted: WeightedSource, cut: ValidationCut | None) -> Iterator[HeldOutRow]:
+    """Yield the rows of a source that have an answer; with a cut of the training rows, only those it holds out."""
+    builder, rows = spec.open_rows(weighted)
+    maker = replace(builder, trains_all=False)
+    for row in rows:
         if isinstance(row, BadRow):
             continue
         document = maker.make(row)
         if isinstance(document, BadRow):
             continue
-        if split == "validation" and spec.cuts_validation and not is_cut_for_validation(document.prompt_hash):
+        if cut is not None and not cut.holds_out(document.prompt_hash):
             continue
         prompt = document.segments[0]
         if prompt.is_trained or len(document.segments) == 1:

@@ -13,7 +13,6 @@ import numpy as np
 from launcher.base_models.catalogue import TINY_BASE_NAME
 from launcher.core.errors import InputError
 from launcher.corpus.bin_packing import Lengths, pack_documents
-from launcher.corpus.build import is_cut_for_validation
 from launcher.corpus.documents import Document, DocumentBuilder
 from launcher.corpus.first_rows import count_rows, is_too_large, make_source_reader, peek_rows
 from launcher.corpus.hash_cache import is_hash_cached
@@ -24,6 +23,7 @@ from launcher.corpus.store import Store, find_stores, make_key
 from launcher.corpus.text_encoder import TextEncoder
 from launcher.corpus.tokenize_rows import tokenize_documents
 from launcher.corpus.tokenizer import BaseTokenizer, find_tokenizer, load_tokenizer
+from launcher.corpus.validation_cut import choose_validation_cut
 from launcher.plan.estimate.dataset_size import BYTES_PER_TOKEN, RowEstimate
 from launcher.plan.model import Plan
 
@@ -105,8 +105,9 @@ def _count_first_rows(rows: RowEstimate, spec: PreparationSpec, tokenizer: BaseT
     known = rows.num_rows if rows.is_measured and len(spec.train) == 1 else None
     samples = [_read_sample(spec, source, known) for source in spec.train]
     lengths, num_validation, num_trained = [np.zeros(0, dtype=np.int32)], 0.0, 0.0
+    cut = choose_validation_cut([document.prompt_hash for sample in samples for document in sample.documents])
     for sample in samples:
-        kept = [d for d in sample.documents if not (spec.cuts_validation and is_cut_for_validation(d.prompt_hash))]
+        kept = [d for d in sample.documents if not (spec.cuts_validation and cut.holds_out(d.prompt_hash))]
         num_validation += (len(sample.documents) - len(kept)) * sample.factor
         counted, trained = _count_tokens(kept, spec, tokenizer)
         if len(counted):

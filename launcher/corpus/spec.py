@@ -5,14 +5,15 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Literal
 
 from launcher.core.errors import InputError, LauncherError, hint_for
 from launcher.corpus.bin_packing import PACKER_VERSION
-from launcher.corpus.documents import make_planned_template
+from launcher.corpus.documents import DocumentBuilder, make_planned_template
 from launcher.corpus.end_token import note_disagreement, note_other_prompt
+from launcher.corpus.first_rows import make_source_reader, peek_rows
 from launcher.corpus.hash_cache import hash_file_cached
 from launcher.corpus.rows import BadRow, Row
 from launcher.corpus.sources import FileSource, HubSource, Source, make_file_source, make_task_source
@@ -25,7 +26,7 @@ from launcher.plan.model import DataPlan, Plan
 
 DEFAULT_FOLDER = "datasets_optimized"
 # Version of reading, rendering, masking and counting rows: raise it if tokens, masks or audit counts change.
-RULES_VERSION = 9
+RULES_VERSION = 10
 
 Split = Literal["train", "validation", "test"]
 
@@ -87,6 +88,13 @@ class PreparationSpec:
             if prints:
                 parts[f"data ({name})"] = " + ".join(prints)
         return parts
+
+    def open_rows(self, weighted: WeightedSource) -> tuple[DocumentBuilder, Iterator[Row | BadRow]]:
+        """Return the rows of a source, and the builder that makes documents of them."""
+        rows = weighted.read()
+        peeked = peek_rows(rows, self.data.field_mapping)
+        reader = make_source_reader(self.data.field_mapping, self.data.system_prompt, weighted.source, peeked)
+        return DocumentBuilder(reader=reader, template=self.template, trains_all=self.trains_all), chain(peeked, rows)
 
 
 def make_preparation_spec(plan: Plan, folder: Path, tokenizer: BaseTokenizer) -> PreparationSpec:

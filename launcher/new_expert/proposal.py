@@ -9,7 +9,6 @@ from pathlib import Path
 
 from launcher.base_models.shapes import ModelShape, load_shape
 from launcher.core.errors import InputError
-from launcher.corpus.build import is_cut_for_validation
 from launcher.corpus.chat_template_file import load_chat_template
 from launcher.corpus.documents import Document, DocumentBuilder
 from launcher.corpus.first_rows import count_rows
@@ -18,6 +17,7 @@ from launcher.corpus.row_count import guess_tokens
 from launcher.corpus.rows import BadRow, Rejections, Row
 from launcher.corpus.templates import TOOLS_REASON
 from launcher.corpus.tokenizer import load_tokenizer
+from launcher.corpus.validation_cut import ValidationCut, choose_validation_cut
 from launcher.new_expert.answer_language import Language, check_language, detect_language
 from launcher.new_expert.hyperparameters import Hyperparameters, choose_hyperparameters
 from launcher.new_expert.infer_roles import FieldFlags, Guess, Roles, infer_roles, list_reasons
@@ -66,6 +66,7 @@ class Proposal:
     num_rows: int  # usable
     num_usable: int  # of the rows that were read
     num_rejected: int  # of the rows that were read
+    cut: ValidationCut  # the validation split, if no file is given
     num_validation: int | None  # rows split off for validation; None: a file is given, or no split is possible
     mask: Mask
     notes: tuple[str, ...]
@@ -145,7 +146,8 @@ def make_proposal(profile: RowProfile, options: Options, base_folders: tuple[Pat
     language = None if trains_all else _detect_language(options.task, made, maker)
     row_tokens = [guess_tokens(document) for document in documents]
     # The rule of `launcher prepare`.
-    num_validation = sum(is_cut_for_validation(document.prompt_hash) for document in documents)
+    cut = choose_validation_cut([document.prompt_hash for document in documents])
+    num_validation = sum(cut.holds_out(document.prompt_hash) for document in documents)
     share = 0.0 if options.validation is not None else num_validation / len(documents)
     sizes = choose_hyperparameters(row_tokens, num_rows, base.max_positions, num_rows - round(share * num_rows))
     notes = [
@@ -180,6 +182,7 @@ def make_proposal(profile: RowProfile, options: Options, base_folders: tuple[Pat
         num_rows=num_rows,
         num_usable=len(documents),
         num_rejected=len(profile.bad_rows) + len(profile.rows) - len(documents),
+        cut=cut,
         num_validation=num_validation if 1 <= num_validation <= _MAX_VALIDATION_SHARE * len(documents) else None,
         mask=make_mask(documents, tokenizer, base.name, template, sizes.max_seq_length),
         notes=(*notes, *(language.notes if language else ())),

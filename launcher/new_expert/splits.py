@@ -11,7 +11,6 @@ from typing import Literal
 
 from launcher.base_models.catalogue import TINY_BASE_NAME
 from launcher.core.errors import InputError, Problem
-from launcher.corpus.build import is_cut_for_validation
 from launcher.corpus.conversations import find_task_field, make_row_reader
 from launcher.corpus.documents import DocumentBuilder, make_template
 from launcher.corpus.row_text import is_encodable
@@ -19,6 +18,7 @@ from launcher.corpus.rows import Row
 from launcher.corpus.sources import FileSource, Format, format_by_name
 from launcher.corpus.text_encoder import TextEncoder
 from launcher.corpus.tokenizer import load_tokenizer
+from launcher.corpus.validation_cut import choose_validation_cut
 from launcher.manifest.suggest import find_closest
 from launcher.new_expert.infer_roles import MAJORITY, list_reasons
 from launcher.new_expert.proposal import Proposal, make_documents, note_bad_rows
@@ -156,14 +156,19 @@ def _split(
     if proposal.num_validation is None:
         return {"train": rows}
     parts: dict[str, list[_MeasuredRow]] = {"train": [], "validation": [], "test": []}
+    test_cut = choose_validation_cut([_swap_halves(row.prompt_hash) for row in rows])
     for row in rows:
-        swapped = (row.prompt_hash << 32 | row.prompt_hash >> 32) % 2**64  # its low bits are as random as the high ones
-        if is_cut_for_validation(row.prompt_hash):
+        if proposal.cut.holds_out(row.prompt_hash):
             name = "validation"
         else:
-            name = "test" if is_cut_for_validation(swapped) else "train"
+            name = "test" if test_cut.holds_out(_swap_halves(row.prompt_hash)) else "train"
         parts["train" if name in splits else name].append(row)
     return parts if parts["train"] else {"train": rows}
+
+
+def _swap_halves(prompt_hash: int) -> int:
+    """Return another hash of the same prompt: its low bits are as random as the high ones."""
+    return (prompt_hash << 32 | prompt_hash >> 32) % 2**64
 
 
 def _measure(proposal: Proposal, rows: Sequence[Row]) -> list[_MeasuredRow]:

@@ -17,7 +17,6 @@ from launcher.base_models.catalogue import TINY_BASE_FOLDER
 from launcher.cli.main import main
 from launcher.cli.new import _print_plan
 from launcher.core.errors import DoesNotFitError, InputError
-from launcher.corpus.build import is_cut_for_validation
 from launcher.corpus.first_rows import probe_sample
 from launcher.corpus.heldout import load_held_out_rows
 from launcher.corpus.sources import make_file_source
@@ -288,7 +287,6 @@ def test_validation_split_is_that_of_prepare() -> None:
     assert made.proposal.num_validation is not None
     assert 8 <= made.proposal.num_validation <= 35
     assert config.evaluation_strategy == "epoch"
-    assert is_cut_for_validation(0)
 
 
 def test_without_a_validation_split_nothing_is_evaluated() -> None:
