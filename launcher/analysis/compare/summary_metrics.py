@@ -224,8 +224,15 @@ def _same_cost(run: RunFacts) -> Hashable:
     return None if job is None else (job, run.traits.currency)
 
 
+def _steady_runs(run: RunFacts) -> Hashable:
+    return None if find_speed_change(run) is not None else True
+
+
 def _all_runs(_run: RunFacts) -> Hashable:
     return True
+
+
+_SPEED_PEERS = (_same_machine, _same_job, _steady_runs)
 
 
 def _make_spec(key: str, metric: str, compute: Compute, peers: Peers, title: str = "", note: str = "") -> MetricSpec:
@@ -239,7 +246,7 @@ def _make_spec(key: str, metric: str, compute: Compute, peers: Peers, title: str
         unit=known.unit,
         better=known.better,
         note=note,
-        alike=_ALIKE_LOSS if peers is _same_data else _ALIKE_SPEED if peers in (_same_machine, _same_job) else _ALIKE,
+        alike=_ALIKE_LOSS if peers is _same_data else _ALIKE_SPEED if peers in _SPEED_PEERS else _ALIKE,
         needs_equal_speed=metric == metrics.GOODPUT,
     )
 
@@ -267,7 +274,7 @@ _SPECS: tuple[MetricSpec, ...] = (
     _make_spec("eval_loss_best", _EVAL, _reduce(_EVAL, min), _same_data, "validation loss, best"),
     TRAIN_LOSS,
     TOKENS_PER_SECOND,
-    _make_median("mfu", metrics.DEVICE_MFU, _all_runs, "MFU"),
+    _make_median("mfu", metrics.DEVICE_MFU, _steady_runs, "MFU"),
     _make_peak("peak_allocated_gib", metrics.PEAK_ALLOCATED_GIB, "peak VRAM, allocated"),
     _make_peak("peak_reserved_gib", metrics.PEAK_RESERVED_GIB, "peak VRAM, reserved"),
     _make_spec("predicted_gib", _VRAM, lambda run: run.traits.predicted_gib, _all_runs, "VRAM, predicted"),

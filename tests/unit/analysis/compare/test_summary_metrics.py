@@ -84,6 +84,16 @@ def test_speed_is_marked_among_runs_of_the_same_model() -> None:
     assert figure("mfu", *mfu, make_facts("a", {metrics.DEVICE_MFU: [0.4]})).best == {1: 3}  # of any model
 
 
+def test_mfu_is_not_marked_if_the_speed_changed_during_a_run() -> None:
+    steady, slowed = [1800.0] * 40, [1800.0] * 20 + [800.0] * 20
+    runs = [
+        make_facts(name, {metrics.TOKENS_PER_SECOND: rates, metrics.DEVICE_MFU: [rate / 10_000 for rate in rates]})
+        for name, rates in (("steady", steady), ("slower", [1500.0] * 40), ("slowed", slowed))
+    ]
+    assert figure("mfu", *runs[:2]).best == {0: 2}
+    assert figure("mfu", runs[0], runs[2]).best == {}
+
+
 def test_crashed_run_is_not_the_fastest() -> None:
     whole = make_facts("whole", {metrics.TOTAL_SECONDS: [10.0, 20.0]})
     dead = make_facts("dead", {metrics.TOTAL_SECONDS: [10.0]}, status="crashed", num_steps=2)
