@@ -67,7 +67,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="answers per batch (default: what the free GPU memory allows; 16 on a CPU)",
     )
-    rows.add_argument("--max-new-tokens", type=positive_int, metavar="N", help="longest answer (default 512)")
+    rows.add_argument(
+        "--max-new-tokens",
+        type=positive_int,
+        metavar="N",
+        help="longest answer (default: 512, or more for rows with a longer reference answer)",
+    )
     gate = parser.add_argument_group("gate")
     gate.add_argument(
         "--against",
@@ -210,6 +215,9 @@ def print_result(now: EvalResult, before: EvalResult | None, max_regression: flo
     print_table(("check", "correct", "95 %", "of", "judged by"), list(_rows(now)), ("bold",))
     if now.num_chats:
         print(f"note: {now.num_chats:,} of the rows are chats with several answers: only the first answer is judged")
+    num_truncated = sum(answer.end == "length" for answer in now.answers)
+    if num_truncated:
+        print(f"note: {num_truncated:,} answers were truncated at {now.max_new_tokens:,} tokens (--max-new-tokens)")
     for line in _worst(now, num_worst):
         make_console().print(line, markup=False, soft_wrap=True)
     gate, warnings = _gate(now, before, max_regression)

@@ -54,7 +54,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_runs_dir(both)
     evaluations = parser.add_argument_group("both evaluations")
     evaluations.add_argument("--rows", type=positive_int, metavar="N", help="number of rows to evaluate (default: all)")
-    evaluations.add_argument("--max-new-tokens", type=positive_int, metavar="N", help="longest answer (default 512)")
+    evaluations.add_argument(
+        "--max-new-tokens",
+        type=positive_int,
+        metavar="N",
+        help="longest answer (default: 512, or more for rows with a longer reference answer)",
+    )
     evaluations.add_argument(
         "--max-regression",
         type=percentage,

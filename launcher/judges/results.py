@@ -126,6 +126,12 @@ def compare_results(before: EvalResult, now: EvalResult) -> tuple[PairedChange, 
         warnings.append(f"{len(shared)} rows in common, of {len(old)} before and {len(new)} now")
     if before.main.checker != now.main.checker:
         warnings.append(f"judged by {before.main.checker} before, by {now.main.checker} now")
+    if before.max_new_tokens != now.max_new_tokens and any(
+        answer.end == "length" for answer in (*before.answers, *now.answers)
+    ):
+        warnings.append(
+            f"answers were truncated: at {before.max_new_tokens:,} tokens before, at {now.max_new_tokens:,} now"
+        )
     if before.base != now.base:
         warnings.append(f"different base model: {before.base} before, {now.base} now")
     return compare_paired([old[key] for key in shared], [new[key] for key in shared]), tuple(warnings)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import shlex
 import sys
 import time
@@ -16,15 +17,18 @@ from launcher.core.errors import LauncherError
 from launcher.core.log import get_logger
 from launcher.core.progress import Progress
 from launcher.core.run_paths import RunEntry, RunPaths, write_text_atomically
-from launcher.corpus.heldout import HeldOutRows, load_held_out_rows
+from launcher.corpus.documents import make_planned_template
+from launcher.corpus.heldout import HeldOutRow, HeldOutRows, load_held_out_rows
 from launcher.corpus.spec import make_preparation_spec
-from launcher.corpus.tokenizer import load_planned_tokenizer
+from launcher.corpus.text_encoder import TextEncoder
+from launcher.corpus.tokenizer import BaseTokenizer, load_planned_tokenizer
 from launcher.judges.registry import open_judge, resolve_judge_name
 from launcher.manifest import Manifest, find_manifest, load_manifest
 from launcher.manifest.model import Decoding, Evaluation
 from launcher.manifest.trust import check_trust, list_code, list_judge_code
 from launcher.plan.model import Plan
 from launcher.request.request import Request, base_folders, plan_request
+from launcher.training.evaluation.eval_budget import DEFAULT_NEW_TOKENS, allow_longer
 from launcher.training.inference.grade import GeneratedAnswers, grade
 from launcher.training.inference.trained_run import TrainedRun, check_adapter, load_trained_run
 from launcher.training.runtime.parent_watch import exit_with_parent
@@ -32,8 +36,6 @@ from launcher.training.runtime.process_output import silence_transformers
 from launcher.training.runtime.subcommand import run_subcommand
 
 log = get_logger(__name__)
-
-_DEFAULT_NEW_TOKENS = 512
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,7 +76,7 @@ def _make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--rows", type=int, metavar="N")
     parser.add_argument("--split", choices=("test", "validation"))
     parser.add_argument("--batch-size", type=int, metavar="N")
-    parser.add_argument("--max-new-tokens", type=int, default=_DEFAULT_NEW_TOKENS, metavar="N")
+    parser.add_argument("--max-new-tokens", type=int, metavar="N")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--quiet", action="store_true", help="print nothing on stdout")
@@ -134,15 +136,46 @@ def _evaluate(arguments: argparse.Namespace) -> str:
     with closing(open_judge(target.manifest)) as judge:  # reports missing tools before the model is loaded
         tokenizer = load_planned_tokenizer(plan, base_folders(folder))
         held_out = load_held_out_rows(make_preparation_spec(plan, folder, tokenizer), arguments.rows, arguments.split)
-        generated = _generate(target, held_out, arguments)
+        limits = choose_new_tokens(held_out.rows, tokenizer, plan, arguments.max_new_tokens)
+        generated = _generate(target, held_out, limits, arguments.batch_size)
         log.info(f"judging {len(generated.answers):,} answers")
         result = grade(judge, held_out, generated, title=target.title, plan=plan, manifest=target.manifest)
     write_text_atomically(arguments.out, result.model_dump_json(indent=1) + "\n")
     return "" if arguments.quiet else str(arguments.out)
 
 
-def _generate(target: EvalTarget, held_out: HeldOutRows, arguments: argparse.Namespace) -> GeneratedAnswers:
-    from launcher.training.inference.generate import load_generator
+def choose_new_tokens(
+    rows: Sequence[HeldOutRow], tokenizer: BaseTokenizer, plan: Plan, requested: int | None = None
+) -> list[int]:
+    """Return how many tokens each answer may have: 512, or for longer reference answers 1,024, 2,048 and so on.
+
+    More than the sequence length of the training, or than the base has positions after the longest prompt, are not
+    allowed. Logs how many references are longer.
+    """
+    encoder = TextEncoder(tokenizer, make_planned_template(plan.data, tokenizer))
+    references = [len(encoder.encode_prompt(row.answer)) for row in rows]
+    room = plan.base.max_positions - max(len(encoder.encode_prompt(row.prompt)) for row in rows)
+    room = requested or max(DEFAULT_NEW_TOKENS, min(room, plan.batch.sequence_length))
+    chosen = [requested or min(room, _round_up(allow_longer(reference))) for reference in references]
+    num_longer = sum(reference > limit for reference, limit in zip(references, chosen, strict=True))
+    if num_longer:
+        limit = "set by --max-new-tokens" if requested else "by the sequence length and the base's context"
+        log.info(
+            f"note: {num_longer:,} of {len(rows):,} reference answers are longer than the limit of {room:,} tokens, "
+            f"{limit}: such answers are truncated and count as wrong"
+        )
+    return chosen
+
+
+def _round_up(num_tokens: int) -> int:
+    """Return the default limit, doubled until it is at least `num_tokens`, so that few limits occur."""
+    return DEFAULT_NEW_TOKENS * 2 ** max(0, math.ceil(math.log2(num_tokens / DEFAULT_NEW_TOKENS)))
+
+
+def _generate(
+    target: EvalTarget, held_out: HeldOutRows, limits: Sequence[int], batch_size: int | None
+) -> GeneratedAnswers:
+    from launcher.training.inference.generate import Answer, load_generator
 
     silence_transformers()
     log.info(f"evaluating {target.title}: {len(held_out.rows)} of {held_out.num_rows} {held_out.split} rows")
@@ -150,13 +183,21 @@ def _generate(target: EvalTarget, held_out: HeldOutRows, arguments: argparse.Nam
         target.load(),
         target.plan,
         decoding=target.manifest.training.decoding or Decoding(),
-        max_new_tokens=arguments.max_new_tokens,
-        batch_size=arguments.batch_size,
+        max_new_tokens=max(limits),
+        batch_size=batch_size,
     )
     began = time.monotonic()
+    answers: dict[int, Answer] = {}
     with Progress(len(held_out.rows)) as progress:
-        answers = generator.generate([row.prompt for row in held_out.rows], progress.advance)
-    return GeneratedAnswers(answers=answers, max_new_tokens=arguments.max_new_tokens, seconds=time.monotonic() - began)
+        for limit in sorted(set(limits)):
+            chosen = [index for index, own in enumerate(limits) if own == limit]
+            prompts = [held_out.rows[index].prompt for index in chosen]
+            answers |= zip(chosen, generator.generate(prompts, progress.advance, limit), strict=True)
+    return GeneratedAnswers(
+        answers=[answers[index] for index in range(len(limits))],
+        max_new_tokens=max(limits),
+        seconds=time.monotonic() - began,
+    )
 
 
 if __name__ == "__main__":

@@ -157,9 +157,17 @@ class Generator:
         self._model: Any = model.get_base_model() if isinstance(model, PeftModel) else model
 
     def generate(
-        self, prompts: Sequence[str], advance: Callable[[int, str], None] = lambda _count, _detail: None
+        self,
+        prompts: Sequence[str],
+        advance: Callable[[int, str], None] = lambda _count, _detail: None,
+        max_new_tokens: int | None = None,
     ) -> list[Answer]:
-        """Return an answer per prompt. `advance` is called with the number of finished answers and a progress text."""
+        """Return an answer per prompt. `advance` is called with the number of finished answers and a progress text.
+
+        `max_new_tokens` replaces the limit of this generator, also for later calls.
+        """
+        if max_new_tokens is not None:
+            self._config.max_new_tokens = max_new_tokens
         # A prompt that is too long loses its beginning.
         room = self._base.max_positions - int(self._config.max_new_tokens)
         ids = [self._encoder.encode_prompt(prompt)[-max(1, room) :] for prompt in prompts]

@@ -63,6 +63,17 @@ def test_rows_are_matched_by_key() -> None:
     )
 
 
+def test_other_limits_of_truncated_answers_are_a_warning() -> None:
+    before, now = make_result({"a": True}), make_result({"a": True}).model_copy(update={"max_new_tokens": 2048})
+    _, warnings = compare_results(before, now)
+    assert warnings == ("answers were truncated: at 8 tokens before, at 2,048 now",)
+    whole = [
+        one.model_copy(update={"answers": tuple(a.model_copy(update={"end": "end token"}) for a in one.answers)})
+        for one in (before, now)
+    ]
+    assert compare_results(*whole)[1] == ()
+
+
 def test_results_of_different_experts_or_checks_are_refused() -> None:
     one = make_result({"a": True})
     with pytest.raises(InputError, match="of different experts or checks"):
