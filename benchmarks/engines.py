@@ -214,7 +214,7 @@ def start(words: list[str], work: Path, console: Path, limit_seconds: float) -> 
 
 
 def list_words(case: Case, manifest: Path, overrides: list[str]) -> list[str]:
-    """Of the command line, those that planning and training share."""
+    """Return the arguments that `launcher prepare` and `launcher train` share."""
     words = [str(manifest), "--random-weights", "--profile", "full"]
     if case.strategy != "single":
         words += ["--strategy", case.strategy] + (["--cpu-ranks", "1"] if case.sizes.on_cpu else [])

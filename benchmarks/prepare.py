@@ -63,7 +63,7 @@ Result = TypeVar("Result")
 
 
 class RowMaker:
-    """Write questions, schemas and queries of random words with log-normal lengths, like real text-to-code data."""
+    """Generator of text-to-code rows: questions, schemas and queries of random words with log-normal lengths."""
 
     def __init__(self, seed: int) -> None:
         self._dice = random.Random(seed)

@@ -1,4 +1,4 @@
-"""Encodes rendered texts as the base's tokenizer does: each text as a whole, then cut into its segments."""
+"""Encode rendered texts as the base's tokenizer does: each text as a whole, then cut into its segments."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ log = get_logger(__name__)
 
 
 class Evaluator:
-    """Evaluate the model being trained. After CUDA out of memory it halves the batch, which leaves the loss equal."""
+    """Evaluator of the model being trained. After CUDA out of memory it halves the batch; the loss is the same."""
 
     def __init__(self, run: TrainingRun, tasks: TaskEvaluator | None = None) -> None:
         self._run, self._tasks = run, tasks
@@ -41,7 +41,7 @@ class Evaluator:
         return self._tasks.evaluate(step)
 
     def _compute_loss(self) -> dict[str, float]:
-        """Mean loss over all trained tokens of the validation split."""
+        """Return the mean loss over all trained tokens of the validation split, and how long it took."""
         split = self._run.validation
         if split is None:
             return {}

@@ -126,7 +126,7 @@ def _load_inputs(
 
 
 class TaskEvaluator:
-    """Evaluate the model being trained on a fixed slice of the validation rows."""
+    """Evaluator of the model being trained, on a fixed slice of the validation rows."""
 
     def __init__(
         self,
@@ -221,7 +221,7 @@ class TaskEvaluator:
         return rates, 0 if deciding is None else deciding.num_judged
 
     def _generate(self) -> list[Answer]:
-        """Answers to all rows, on every rank; each rank generates its share. A failure is raised on every rank."""
+        """Return the answers to all rows on every rank; each rank generates its share. All ranks raise a failure."""
         assert self._slice is not None
         engine, rows = self._run.engine, self._held_out.rows
         share: list[Answer] | TaskEvalError

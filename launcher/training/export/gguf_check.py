@@ -1,4 +1,4 @@
-"""Runs GGUF files with llama.cpp on held-out rows, and compares tokens, answers and verdicts with the merged model."""
+"""Run GGUF files with llama.cpp on held-out rows, and compare tokens, answers and verdicts with the merged model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Uploads an exported folder to the Hugging Face Hub. The token comes from HF_TOKEN or a login; it is not printed."""
+"""Upload an exported folder to the Hugging Face Hub. The token comes from HF_TOKEN or a login; it is not printed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Logs a run to TensorBoard or MLflow: `python -m launcher.training.tracking.tracker_uploader RUN_DIR --to mlflow`.
+"""Log a run to TensorBoard or MLflow: `python -m launcher.training.tracking.tracker_uploader RUN_DIR --to mlflow`.
 
 Like the W&B uploader it is a process of its own and reads only files that the training writes: a server that does not
 respond cannot hold up the training.
