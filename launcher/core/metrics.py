@@ -6,10 +6,11 @@ import errno
 import json
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import median
 from typing import Literal
 
 from launcher.core.errors import InputError
@@ -17,6 +18,10 @@ from launcher.core.run_files import MAX_STEPS, is_plausible, open_log, read_text
 from launcher.core.units import MIB, TERA
 
 _MAX_BYTES = 512 * MIB  # of metrics.jsonl: some 300,000 steps
+SPIKE_WINDOW = 64  # recent steps that a loss is compared with
+_MIN_SPIKE_WINDOW = 16
+# A spike exceeds the median by this many median absolute deviations, and by this fraction of the median.
+_SPIKE_DEVIATIONS, _SPIKE_FRACTION = 8.0, 0.2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -129,6 +134,15 @@ def find_values(rows: Iterable[StepMetrics], name: str) -> list[float]:
     """Return the finite values of a metric, in order."""
     found = (row.get(name) for row in rows)
     return [value for value in found if value is not None and math.isfinite(value)]
+
+
+def is_loss_spike(loss: float, recent: Sequence[float]) -> bool:
+    """Return whether a loss is far above those of the recent steps; False after fewer than 16 steps."""
+    if len(recent) < _MIN_SPIKE_WINDOW:
+        return False
+    usual = median(recent)
+    deviation = median(abs(other - usual) for other in recent)
+    return loss > usual + max(_SPIKE_DEVIATIONS * deviation, _SPIKE_FRACTION * usual)
 
 
 def is_task_metric(name: str) -> bool:
