@@ -20,7 +20,7 @@ from launcher.plan.search import (
     count_accumulation_steps,
     estimate_step_seconds,
     find_best_layout,
-    make_recipe,
+    make_layout_recipe,
     split_step_seconds,
 )
 from launcher.plan.suggestions import (
@@ -95,7 +95,7 @@ def make_notes(context: PlanContext, inputs: SearchInputs, layout: Layout, fewer
             f"the base's attention_dropout of {context.base.attention_dropout:g} is not applied: attention kernels for "
             "packed documents have no dropout; `dropout` regularizes the adapter"
         )
-    recipe = make_recipe(inputs, layout)
+    recipe = make_layout_recipe(inputs, layout)
     sums_exactly = accumulates_in_fp32(layout.strategy, layout.offload) or recipe.compute_dtype == "fp32"
     if recipe.accumulates_gradients and not sums_exactly:
         yield (

@@ -207,7 +207,7 @@ class StepTime:
         return self.compute_seconds + self.waiting_seconds
 
 
-def estimate_step(
+def estimate_step_time(
     collectives: Iterable[Collective],
     hardware: Hardware,
     *,
