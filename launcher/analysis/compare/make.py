@@ -68,7 +68,7 @@ def make_comparison(
     for index, (run, group) in enumerate(zip(runs, groups, strict=True)):
         run_metrics = [metric for metric in charted if recorded[metric][index]]
         series = tuple(made for metric in run_metrics if (made := make_series(run, metric, max_points)) is not None)
-        compared.append(_compare_run(run, group, series, max_points, pick(run)))
+        compared.append(_make_compared_run(run, group, series, max_points, pick(run)))
     return Comparison(
         launcher_version=__version__,
         made_at=made_at,
@@ -114,7 +114,7 @@ def _is_flat(losses: Sequence[float]) -> bool:
     return len(losses) > 1 and min(losses) > 0 and losses[-1] < _FLAT * losses[0]
 
 
-def _compare_run(
+def _make_compared_run(
     run: RunFacts, group: str | None, series: tuple[Series, ...], max_points: int, judged: Judged | None
 ) -> ComparedRun:
     shares, are_recorded = make_shares(run)
