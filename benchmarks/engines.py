@@ -7,7 +7,7 @@ and those around the checkpoint. One row of JSON per case; a failed case does no
 
     python benchmarks/engines.py measure --cases lora --out engines.jsonl
     python benchmarks/engines.py measure --cases full --out engines.jsonl --budget 570
-    python benchmarks/engines.py table engines.jsonl                    # the table of docs/STATUS.md
+    python benchmarks/engines.py table engines.jsonl                    # the table of docs/PERFORMANCE.md
     python benchmarks/engines.py measure --cases tiny --out tiny.jsonl  # every code path on one CPU rank
 """
 

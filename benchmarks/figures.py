@@ -1,4 +1,4 @@
-"""Measures every figure of docs/STATUS.md that needs a GPU; can be interrupted and resumed.
+"""Measures every figure of docs/STATUS.md and docs/PERFORMANCE.md that needs a GPU; can be interrupted and resumed.
 
     export PYTORCH_ALLOC_CONF=expandable_segments:True
     python benchmarks/figures.py --out figures --minutes 10      # repeat until it returns 0; 75: out of time

@@ -5,7 +5,7 @@ decides the split. Cases run one at a time. One row of JSON per case; cases with
 
     python benchmarks/vram_limit.py measure --out vram_limit.jsonl           # a GPU with more than 32 GiB
     python benchmarks/vram_limit.py measure --cases 1.7B-full-16 8B-full-24 --out vram_limit.jsonl
-    python benchmarks/vram_limit.py table vram_limit.jsonl                   # the table of docs/STATUS.md
+    python benchmarks/vram_limit.py table vram_limit.jsonl                   # the table of docs/PERFORMANCE.md
 """
 
 from __future__ import annotations
