@@ -94,7 +94,10 @@ class PreparationSpec:
         if self.data.system_prompt:
             parts["system_prompt"] = _hash(self.data.system_prompt)
         for name, sources in self.sources.items():
-            prints = [f"{fingerprint_source(s.source, self.root, keeps_hashes)}{s.fingerprint_suffix}" for s in sources]
+            prints = [
+                f"{fingerprint_source(s.source, self.root, keeps_hash=keeps_hashes)}{s.fingerprint_suffix}"
+                for s in sources
+            ]
             if prints:
                 parts[f"data ({name})"] = " + ".join(prints)
         return parts
@@ -207,11 +210,11 @@ def _make_task_sources(data: DataPlan, folder: Path, split: Split) -> tuple[Weig
     return tuple(sources)
 
 
-def fingerprint_source(source: Source, root: Path, keeps_hashes: bool = True) -> str:
+def fingerprint_source(source: Source, root: Path, *, keeps_hash: bool = True) -> str:
     """Return the hash of a file, or the fingerprint of a hub dataset."""
     if isinstance(source, FileSource):
         try:
-            return f"sha256:{hash_file_cached(source.path, root, keeps_hashes)}"
+            return f"sha256:{hash_file_cached(source.path, root, keeps_hash=keeps_hash)}"
         except OSError as error:
             raise InputError(
                 f"{source.path}: cannot be read: {error.strerror or error}", hint=hint_for(error)

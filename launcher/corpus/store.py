@@ -179,7 +179,9 @@ def find_damage(folder: Path, *, keeps_hashes: bool = True) -> str | None:
             if file.stat().st_size != stored.num_bytes:
                 return f"{name} has {file.stat().st_size} bytes, not {stored.num_bytes}"
             is_large = stored.num_bytes >= _LARGE_BYTES
-            if (hash_file_cached(file, folder.parent, keeps_hashes) if is_large else hash_file(file)) != stored.sha256:
+            if (
+                hash_file_cached(file, folder.parent, keeps_hash=keeps_hashes) if is_large else hash_file(file)
+            ) != stored.sha256:
                 return f"{name} does not match its hash"
         except OSError as error:
             return f"{name} cannot be read: {error.strerror}"

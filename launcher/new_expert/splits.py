@@ -91,7 +91,10 @@ def _check_fields(name: SplitName, profile: RowProfile, proposal: Proposal) -> N
     path, train_path = profile.source.path, proposal.profile.source.path
     reader, fields = proposal.roles.reader, tuple(profile.fields)
     if reader.task is not None:
-        if find_task_field(profile.rows) is None or make_row_reader(proposal.roles.mapping, fields, "input") != reader:
+        if (
+            find_task_field(profile.rows) is None
+            or make_row_reader(proposal.roles.mapping, fields, task="input") != reader
+        ):
             raise InputError(
                 f"{path}: the rows do not have the layout of {train_path}",
                 hint=f'each row needs {reader.answer!r} and "input", an object with the key "instruction"',

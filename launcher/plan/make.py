@@ -225,7 +225,7 @@ def _more_notes(
     gaps = context.options.judge_gaps
     offloads = choice.layout is not None and choice.layout.offload != "none"
     slow = describe_slow_settings(context, speed, _estimate_speed)
-    faster = describe_faster_alternatives(context, choice.inputs, offloads, speed, _estimate_speed)
+    faster = describe_faster_alternatives(context, choice.inputs, speed, _estimate_speed, offloads=offloads)
     return (*slow, *faster, *([gaps] if gaps and task_eval is not None else []))
 
 
