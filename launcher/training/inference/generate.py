@@ -60,6 +60,7 @@ def answer_question(
     run: TrainedRun,
     question: str,
     context: str,
+    *,
     max_new_tokens: int,
     fields: Mapping[str, str] | None = None,
     prompt: str = "",
