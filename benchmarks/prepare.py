@@ -214,13 +214,13 @@ def profile(case: Case, scratch: Path) -> None:
     texts = [segment.text for document in documents for segment in document.segments]
     backend, encoder = case.base.backend, TextEncoder(case.base, maker.template)
     stages.add(
-        "tokenising, all in Rust",
+        "tokenizing, all in Rust",
         lambda: [
             backend.encode_batch_fast(texts[start : start + 2048], add_special_tokens=False)
             for start in range(0, len(texts), 2048)
         ],
     )
-    whole = stages.add("tokenising by pieces", lambda: list(tokenize_documents(documents, encoder, SEQUENCE_LENGTH)))
+    whole = stages.add("tokenizing by pieces", lambda: list(tokenize_documents(documents, encoder, SEQUENCE_LENGTH)))
     end = backend.token_to_id("<|im_end|>")
     assert end is not None
     with TokenSpool(scratch, "train", end) as spool:

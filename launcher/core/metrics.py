@@ -58,7 +58,7 @@ STEPS_PER_SECOND = _declare("throughput/steps_per_sec", "steps per second", unit
 DEVICE_TOKENS_PER_SECOND = _declare(
     "throughput/device/tokens_per_sec", "tokens per second per device", unit="tokens/s", better="higher"
 )
-DEVICE_MFU = _declare("throughput/device/mfu", "model FLOPs utilisation", unit="share", better="higher")
+DEVICE_MFU = _declare("throughput/device/mfu", "model FLOPs utilization", unit="share", better="higher")
 STEP_SECONDS = _declare("time/step", "step time", unit="s", better="lower")
 # At the last step of an epoch: all its steps.
 EPOCH_SECONDS = _declare("time/epoch", "epoch time", unit="s", better="lower")
@@ -75,7 +75,7 @@ ALLOC_RETRIES = _declare("memory/alloc_retries", "allocation retries", better="l
 PREDICTED_GIB = _declare("memory/predicted_gib", "peak memory, predicted", unit="GiB")
 PREDICTION_ERROR = _declare("memory/prediction_error", "prediction error", unit="share")  # predicted / measured - 1
 # 0 to 1: fraction of time in which a kernel ran.
-GPU_UTILIZATION = _declare("gpu/utilization", "GPU utilisation", unit="share", better="higher")
+GPU_UTILIZATION = _declare("gpu/utilization", "GPU utilization", unit="share", better="higher")
 GPU_POWER_WATTS = _declare("gpu/power_watts", "GPU power", unit="W")
 GPU_TEMPERATURE = _declare("gpu/temperature", "GPU temperature", unit="°C")
 JOULES_PER_TOKEN = _declare("gpu/joules_per_token", "energy per token", unit="J", better="lower")
