@@ -19,21 +19,20 @@ import tempfile
 import time
 from pathlib import Path
 
+from child_environment import ROOT, make_environment  # type: ignore[import-not-found]  # in this folder
 from resumable_cases import add_row  # type: ignore[import-not-found]  # in this folder
 
 from launcher.core import metrics
 from launcher.core.metrics import load_metrics
 from launcher.core.run_paths import RunPaths
 
-ROOT = Path(__file__).resolve().parent.parent
 TIMEOUT_SECONDS = 300.0  # for reaching a step
 
 
 def train(words: list[str], runs: Path) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "launcher", "train", *words, "--wandb", "disabled", "--runs-dir", str(runs)]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))}
     log = (runs / "log.txt").open("ab")
-    return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log, start_new_session=True)
+    return subprocess.Popen(command, cwd=ROOT, env=make_environment(), stdout=log, stderr=log, start_new_session=True)
 
 
 def train_uninterrupted(words: list[str], runs: Path, run_id: str) -> RunPaths:

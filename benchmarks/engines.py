@@ -7,7 +7,7 @@ and those around the checkpoint. One row of JSON per case; a failed case does no
 
     python benchmarks/engines.py measure --cases lora --out engines.jsonl
     python benchmarks/engines.py measure --cases full --out engines.jsonl --budget 570
-    python benchmarks/engines.py table engines.jsonl                    # the table of docs/STATUS.md
+    python benchmarks/engines.py table engines.jsonl                    # the table of docs/PERFORMANCE.md
     python benchmarks/engines.py measure --cases tiny --out tiny.jsonl  # every code path on one CPU rank
 """
 
@@ -17,7 +17,6 @@ import argparse
 import dataclasses
 import json
 import math
-import os
 import shutil
 import signal
 import statistics
@@ -31,6 +30,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from child_environment import ROOT, make_environment  # type: ignore[import-not-found]  # in this folder
 from resumable_cases import add_row  # type: ignore[import-not-found]  # in this folder
 from synthetic_rows import write_rows  # type: ignore[import-not-found]  # in this folder
 
@@ -42,7 +42,6 @@ from launcher.core.units import bytes_to_gib
 from launcher.plan import Plan, load_plan
 from launcher.runs.record import load_outcome
 
-ROOT = Path(__file__).resolve().parent.parent
 ALL_LINEARS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 WARMUP_STEPS = 4  # the first compiles, and the optimizer allocates its state
 SETTLING_STEPS = 2  # after a checkpoint: caches are cold, and files may still be written
@@ -179,20 +178,13 @@ class CommandResult:
 def start(words: list[str], work: Path, console: Path, limit_seconds: float) -> CommandResult:
     """Run a launcher command as a user would, and kill all its processes at the end."""
     mark = uuid.uuid4().hex
-    paths = filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))
-    environment = {
-        **os.environ,
-        "LAUNCHER_DATA_DIR": str(work / "data"),
-        "PYTHONPATH": os.pathsep.join(paths),
-        "PYTHONUNBUFFERED": "1",
-        MARK: mark,
-    }
+    variables = {"LAUNCHER_DATA_DIR": str(work / "data"), "PYTHONUNBUFFERED": "1", MARK: mark}
     began, timed_out = time.monotonic(), False
     with console.open("wb") as out:
         process = subprocess.Popen(
             [sys.executable, "-m", "launcher", *words],
             cwd=ROOT,
-            env=environment,
+            env=make_environment(**variables),
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=subprocess.STDOUT,
@@ -214,12 +206,12 @@ def start(words: list[str], work: Path, console: Path, limit_seconds: float) -> 
 
 
 def list_words(case: Case, manifest: Path, overrides: list[str]) -> list[str]:
-    """Of the command line, those that planning and training share."""
+    """Return the arguments that `launcher prepare` and `launcher train` share."""
     words = [str(manifest), "--random-weights", "--profile", "full"]
     if case.strategy != "single":
         words += ["--strategy", case.strategy] + (["--cpu-ranks", "1"] if case.sizes.on_cpu else [])
-    given = [f"training.config.offload={case.offload}", *overrides]
-    return words + [word for value in given for word in ("--set", value)]
+    settings = [f"training.config.offload={case.offload}", *overrides]
+    return words + [word for value in settings for word in ("--set", value)]
 
 
 def measure_case(case: Case, work: Path, overrides: list[str], limit_seconds: float) -> dict[str, Any]:

@@ -7,7 +7,7 @@ tokens/s, MFU, and peak memory next to the prediction.
     export PYTORCH_ALLOC_CONF=expandable_segments:True
     python benchmarks/families.py measure --out families.jsonl            # all families
     python benchmarks/families.py measure --cases gemma-2-2b --out families.jsonl
-    python benchmarks/families.py table families.jsonl                    # the table of docs/STATUS.md
+    python benchmarks/families.py table families.jsonl                    # the table of docs/families.md
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Measures every figure of docs/STATUS.md that needs a GPU; can be interrupted and resumed.
+"""Measures every figure of docs/STATUS.md and docs/PERFORMANCE.md that needs a GPU; can be interrupted and resumed.
 
     export PYTORCH_ALLOC_CONF=expandable_segments:True
     python benchmarks/figures.py --out figures --minutes 10      # repeat until it returns 0; 75: out of time
@@ -22,9 +22,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from child_environment import ROOT, make_environment  # type: ignore[import-not-found]  # in this folder
 from resumable_cases import OUT_OF_TIME  # type: ignore[import-not-found]  # in this folder
 
-ROOT = Path(__file__).resolve().parent.parent
 SPEED = "main small eager fp8 dropped published low"
 MIN_SECONDS = 60.0  # start nothing with less time left
 INPUTS = {
@@ -121,10 +121,9 @@ FIGURES = (
 
 def run_figure(figure: Figure, args: argparse.Namespace, out: Path, deadline: float) -> int:
     left = deadline - time.monotonic()
-    given = {name: getattr(args, name) for name in INPUTS}
-    words = figure.command.format(out=out, minutes=f"{max(0.5, left / 60 - 1):.1f}", **given).split()
-    environment = {**os.environ, "LAUNCHER_DATA_DIR": str(out / "data"), "PYTHONUNBUFFERED": "1"}
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    inputs = {name: getattr(args, name) for name in INPUTS}
+    words = figure.command.format(out=out, minutes=f"{max(0.5, left / 60 - 1):.1f}", **inputs).split()
+    environment = make_environment(LAUNCHER_DATA_DIR=str(out / "data"), PYTHONUNBUFFERED="1")
     print(f"{figure.name}: python {' '.join(words)}", flush=True)
     with (out / f"{figure.name}.log").open("ab") as log:
         process = subprocess.Popen(

@@ -17,9 +17,10 @@ import sys
 import time
 from pathlib import Path
 
+from child_environment import make_environment  # type: ignore[import-not-found]  # in this folder
+
 from launcher.core.processes import find_processes, send_signal
 
-ROOT = Path(__file__).resolve().parent.parent
 DELAYS = (0.0, 0.25, 0.6)  # seconds after a save has begun
 SETTINGS = {
     "adapter_type": "full",
@@ -42,8 +43,7 @@ def main() -> None:
     args.work.mkdir(parents=True)
     data = args.data.resolve()
     os.chdir(args.work)
-    os.environ |= {"PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))), MARK: "1"}
-    os.environ["LAUNCHER_DATA_DIR"] = str(Path.cwd() / "data")
+    os.environ |= make_environment(LAUNCHER_DATA_DIR=str(Path.cwd() / "data"), **{MARK: "1"})
     launcher = [sys.executable, "-m", "launcher"]
     subprocess.run([*launcher, "new", "killed", "--data", str(data), "--base", args.base], check=True)
     train = [*launcher, "train", "killed", "--profile", "full", "--wandb", "disabled", "--max-steps", str(args.steps)]

@@ -17,7 +17,6 @@ import argparse
 import importlib.metadata
 import importlib.util
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -27,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from child_environment import ROOT, make_environment  # type: ignore[import-not-found]  # in this folder
 from resumable_cases import measure_cases, read_rows, run_subcommands  # type: ignore[import-not-found]  # in this folder
 from training import MEAN_TOKENS, TINY, Case, make_manifest, qwen  # type: ignore[import-not-found]  # in this folder
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -35,7 +35,6 @@ from launcher.base_models.catalogue import TINY_BASE_FOLDER, TINY_BASE_NAME, loo
 from launcher.bench.workers.documents import write_random_store
 from launcher.request.request import Request, plan_request
 
-ROOT = Path(__file__).resolve().parent.parent
 LIMIT_SECONDS = 300
 PEERS = ("trl", "unsloth")
 
@@ -112,10 +111,9 @@ def make_inputs(case: Case, work: Path, base: Path) -> tuple[Path, Path]:
 
 
 def run_python(words: list[str | Path]) -> str:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))}
     command = [sys.executable, *map(str, words)]
     done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False, cwd=ROOT
+        command, env=make_environment(), capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False, cwd=ROOT
     )
     if done.returncode != 0:
         raise RuntimeError(f"exit code {done.returncode}: {done.stderr[-400:]}")

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+from child_environment import ROOT, make_environment  # type: ignore[import-not-found]  # in this folder
 
 from launcher.corpus.bin_packing import pack_documents
 from launcher.corpus.conversations import make_row_reader
@@ -45,7 +46,6 @@ from launcher.corpus.tokenizer import BaseTokenizer
 from launcher.manifest.dataset import FieldMapping
 from launcher.request.request import Request, plan_request
 
-ROOT = Path(__file__).resolve().parent.parent
 TINY = ROOT / "launcher" / "base_models" / "tiny_base"
 SHARED = ROOT.parent / "shared" / "data"
 SHARED_FILES = {
@@ -63,7 +63,7 @@ Result = TypeVar("Result")
 
 
 class RowMaker:
-    """Write questions, schemas and queries of random words with log-normal lengths, like real text-to-code data."""
+    """Generator of text-to-code rows: questions, schemas and queries of random words with log-normal lengths."""
 
     def __init__(self, seed: int) -> None:
         self._dice = random.Random(seed)
@@ -214,13 +214,13 @@ def profile(case: Case, scratch: Path) -> None:
     texts = [segment.text for document in documents for segment in document.segments]
     backend, encoder = case.base.backend, TextEncoder(case.base, maker.template)
     stages.add(
-        "tokenising, all in Rust",
+        "tokenizing, all in Rust",
         lambda: [
             backend.encode_batch_fast(texts[start : start + 2048], add_special_tokens=False)
             for start in range(0, len(texts), 2048)
         ],
     )
-    whole = stages.add("tokenising by pieces", lambda: list(tokenize_documents(documents, encoder, SEQUENCE_LENGTH)))
+    whole = stages.add("tokenizing by pieces", lambda: list(tokenize_documents(documents, encoder, SEQUENCE_LENGTH)))
     end = backend.token_to_id("<|im_end|>")
     assert end is not None
     with TokenSpool(scratch, "train", end) as spool:
@@ -264,7 +264,7 @@ def measure_memory(gigabytes: float, base: BaseTokenizer, folder: Path) -> None:
     manifest = write_manifest(folder, file, GENERATED)
     command = [sys.executable, "-m", "launcher", "prepare", str(manifest), "--json"]
     command += ["--gpu", "rtx4090", "--base", str(base.folder)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "LAUNCHER_DATA_DIR": str(folder)}
+    environment = make_environment(LAUNCHER_DATA_DIR=str(folder))
     started = time.perf_counter()
     process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     peaks = {"RssAnon": 0, "RssFile": 0, "VmRSS": 0}

@@ -23,20 +23,16 @@ from itertools import permutations
 from pathlib import Path
 from typing import Any
 
+from child_environment import ROOT, make_environment  # type: ignore[import-not-found]  # in this folder
+
 from launcher.judges.gate import check_change
 from launcher.judges.results import EvalResult, compare_results, load_result
 
-ROOT = Path(__file__).resolve().parent.parent
 MAX_REGRESSION = 0.05
 
 
 def run_launcher(work: Path, *words: str) -> None:
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(ROOT),
-        "LAUNCHER_DATA_DIR": str(work / "data"),
-        "WANDB_MODE": "disabled",
-    }
+    environment = make_environment(LAUNCHER_DATA_DIR=str(work / "data"), WANDB_MODE="disabled")
     completed = subprocess.run(
         [sys.executable, "-m", "launcher", *words],
         cwd=ROOT,

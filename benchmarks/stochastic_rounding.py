@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import os
 import statistics
 import subprocess
 import sys
@@ -20,13 +19,13 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from child_environment import ROOT, make_environment  # type: ignore[import-not-found]  # in this folder
 from resumable_cases import add_row, iterate_unmeasured, read_rows  # type: ignore[import-not-found]  # in this folder
 
 from launcher.core import metrics
 from launcher.core.metrics import load_metrics
 from launcher.core.run_paths import RunPaths
 
-ROOT = Path(__file__).resolve().parent.parent
 KINDS: dict[str, dict[str, str]] = {
     "fp32": {"bf16_stochastic_round": "false", "optim": "adamw_torch_fused"},
     "bf16": {"bf16_stochastic_round": "true", "optim": "adamw_torch_fused"},
@@ -66,8 +65,7 @@ def make_command(case: Case, args: argparse.Namespace, runs_dir: Path) -> list[s
 
 
 def measure(case: Case, args: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    environment = {**os.environ, "LAUNCHER_DATA_DIR": str(folder)}
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    environment = make_environment(LAUNCHER_DATA_DIR=str(folder))
     command = make_command(case, args, folder / "runs")
     completed = subprocess.run(
         command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False

@@ -241,7 +241,7 @@ def measure_case(case: Case) -> dict[str, Any]:
     clean_up()
     with tempfile.TemporaryDirectory() as name:
         began, leftover = time.perf_counter(), read_leftover_gib()
-        run, proof = build(case, Path(name))
+        run, packing_check = build(case, Path(name))
         built = time.perf_counter() - began
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
@@ -254,7 +254,7 @@ def measure_case(case: Case) -> dict[str, Any]:
             "cuda_graph": run.engine.graphs is not None and run.engine.graphs.is_active,
             **summarize(rows, leftover),
             "built_seconds": round(built, 1),
-            "proof": dataclasses.asdict(proof),
+            "proof": dataclasses.asdict(packing_check),
             "graphs": counters["stats"]["unique_graphs"],
             "breaks": sum(counters["graph_break"].values()),
             "first_step_seconds": round(rows[0].values[metrics.STEP_SECONDS], 1),

@@ -5,14 +5,13 @@ decides the split. Cases run one at a time. One row of JSON per case; cases with
 
     python benchmarks/vram_limit.py measure --out vram_limit.jsonl           # a GPU with more than 32 GiB
     python benchmarks/vram_limit.py measure --cases 1.7B-full-16 8B-full-24 --out vram_limit.jsonl
-    python benchmarks/vram_limit.py table vram_limit.jsonl                   # the table of docs/STATUS.md
+    python benchmarks/vram_limit.py table vram_limit.jsonl                   # the table of docs/PERFORMANCE.md
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import os
 import statistics
 import subprocess
 import sys
@@ -20,6 +19,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from child_environment import ROOT, make_environment  # type: ignore[import-not-found]  # in this folder
 from resumable_cases import add_row, iterate_unmeasured, read_rows, run_subcommands  # type: ignore[import-not-found]  # in this folder
 
 from launcher.core import metrics
@@ -29,7 +29,6 @@ from launcher.core.units import bytes_to_gib
 from launcher.plan import load_plan
 from launcher.runs.record import load_outcome
 
-ROOT = Path(__file__).resolve().parent.parent
 NUM_STEPS, WARMUP_STEPS = 8, 3
 LIMIT_SECONDS = 330.0  # of a case; a base of 8B is built and trained in 150 s
 
@@ -89,8 +88,7 @@ def make_command(case: Case, runs_dir: Path) -> list[str]:
 
 def measure(case: Case, folder: Path) -> dict[str, Any]:
     paths = RunPaths(folder / "runs" / case.name)
-    environment = {**os.environ, "LAUNCHER_DATA_DIR": str(folder), "LAUNCHER_CACHE_DIR": str(folder / "cache")}
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    environment = make_environment(LAUNCHER_DATA_DIR=str(folder), LAUNCHER_CACHE_DIR=str(folder / "cache"))
     completed = subprocess.run(
         make_command(case, folder / "runs"),
         cwd=ROOT,

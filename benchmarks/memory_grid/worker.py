@@ -135,15 +135,15 @@ def _step(run: TrainingRun, spec: GridSpec) -> _Steps:
     if on_gpu:
         torch.cuda.empty_cache()  # building needs more, e.g. unquantized weights
     batches = build_loader(run.batches(), run.plan.loader, prefetch=on_gpu)
-    clock = StepTimer(run.engine.device)
+    timer = StepTimer(run.engine.device)
     began = time.perf_counter()
-    _wait_for([train_step(run, step, batches, clock) for step in range(1, spec.warmup_steps + 1)])
+    _wait_for([train_step(run, step, batches, timer) for step in range(1, spec.warmup_steps + 1)])
     warmup_seconds = time.perf_counter() - began
     static_bytes = torch.cuda.memory_allocated() if on_gpu else None
     if on_gpu:
         torch.cuda.reset_peak_memory_stats()
-    clock.restart()
-    results = [train_step(run, step, batches, clock) for step in range(spec.warmup_steps + 1, spec.num_steps + 1)]
+    timer.restart()
+    results = [train_step(run, step, batches, timer) for step in range(spec.warmup_steps + 1, spec.num_steps + 1)]
     return _Steps(
         seconds=_wait_for(results),
         num_tokens=tuple(result.num_tokens for result in results),

@@ -25,7 +25,6 @@ import hashlib
 import importlib.util
 import json
 import math
-import os
 import shutil
 import subprocess
 import sys
@@ -36,6 +35,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from benchmarks.child_environment import make_environment
 from benchmarks.peers.quality_table import print_rows
 from experts.generator.splits import make_splits, render_rows
 from launcher.core import metrics
@@ -47,7 +47,6 @@ from launcher.hardware.probe import NvmlError, call_nvml
 from launcher.judges.results import load_result
 from launcher.plan import load_plan
 
-ROOT = Path(__file__).resolve().parents[2]
 DATA_SETS = {"cypher": "text2cypher", "sql": "wikisql", "json": "json_instructions"}
 EXPERTS = (*DATA_SETS, "typescript")
 TYPESCRIPT_ROWS = 4000
@@ -320,8 +319,7 @@ def run_launcher(folder: Path, *words: str | Path) -> str:
 
 def run_python(folder: Path, *words: str | Path) -> str:
     """Run a Python command in a folder and return its output; end this program if it fails."""
-    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-    environment = {**os.environ, "PYTHONPATH": path, "LAUNCHER_DATA_DIR": str(folder / "data")}
+    environment = make_environment(LAUNCHER_DATA_DIR=str(folder / "data"))
     completed = subprocess.run(
         [sys.executable, *map(str, words)], cwd=folder, env=environment, capture_output=True, text=True, check=False
     )

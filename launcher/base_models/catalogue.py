@@ -57,8 +57,8 @@ def get_last_component(name: str) -> str:
 def lookup_base(name: str) -> BaseKeys | None:
     """Return a catalogue entry by full name, last component, or name without words such as Instruct, or None."""
     for spelling in (str.lower, _short_name, _size_name):
-        wanted = spelling(name)
-        found = [keys for known, keys in BASES.items() if spelling(known) == wanted]
+        spelled = spelling(name)
+        found = [keys for known, keys in BASES.items() if spelling(known) == spelled]
         if found and all(keys == found[0] for keys in found):
             return found[0]
     return None

@@ -44,58 +44,81 @@ _LENGTH_KEYS = frozenset(f"{_PREFIX}{key}" for key in ("epochs", "num_epochs", "
 _MAX_ROW_DIFFERENCE = 0.05  # an incomplete last step and rounding make less
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
-# Settings of the old configuration: name, key below training.config, value, the value in a plan, and the reason.
-_OldSetting = tuple[str, str, str, Callable[[Plan], str], str]
-_OLD_SETTINGS: tuple[_OldSetting, ...] = (
-    ("rows", "packing", "false", lambda plan: _describe_rows(plan), "packed rows would attend to each other"),
-    (
-        "precision",
-        "precision",
-        "bf16",
-        lambda plan: "fp8" if plan.precision.fp8_base else plan.precision.compute_dtype,
-        "a base in FP8 must be as good as one in BF16",
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _OldSetting:
+    """A setting of the old configuration."""
+
+    name: str
+    key: str  # below training.config
+    value: str
+    describe: Callable[[Plan], str]  # the setting of a plan, as text
+    reason: str
+
+
+def _describe_rows(plan: Plan) -> str:
+    batch = plan.batch
+    if batch.packed:
+        return f"packed, {batch.global_batch_size} sequences of {batch.sequence_length:,} tokens per step"
+    return f"not packed, {batch.global_batch_size} per step"
+
+
+_OLD_SETTINGS = (
+    _OldSetting(
+        name="rows",
+        key="packing",
+        value="false",
+        describe=_describe_rows,
+        reason="packed rows would attend to each other",
     ),
-    (
-        "attention",
-        "attention",
-        "sdpa",
-        lambda plan: plan.attention.backend,
-        "published manifests have use_sdpa: flash-attn had to be built",
+    _OldSetting(
+        name="precision",
+        key="precision",
+        value="bf16",
+        describe=lambda plan: "fp8" if plan.precision.fp8_base else plan.precision.compute_dtype,
+        reason="a base in FP8 must be as good as one in BF16",
     ),
-    (
-        "torch.compile",
-        "torch_compile",
-        "false",
-        lambda plan: "off" if plan.compile is None else f"on, by {plan.compile.scope}",
-        "published manifests disable it: every batch length was recompiled",
+    _OldSetting(
+        name="attention",
+        key="attention",
+        value="sdpa",
+        describe=lambda plan: plan.attention.backend,
+        reason="published manifests have use_sdpa: flash-attn had to be built",
     ),
-    (
-        "optimizer",
-        "optim",
-        "adamw_torch",
-        lambda plan: plan.optimizer.name,
-        "PyTorch's default, which launches several kernels per step",
+    _OldSetting(
+        name="torch.compile",
+        key="torch_compile",
+        value="false",
+        describe=lambda plan: "off" if plan.compile is None else f"on, by {plan.compile.scope}",
+        reason="published manifests disable it: every batch length was recompiled",
     ),
-    (
-        "gradient checkpointing",
-        "gradient_checkpointing",
-        "true",
-        lambda plan: "off" if plan.checkpointing == "none" else plan.checkpointing,
-        "without a memory estimate, it is always on to save memory",
+    _OldSetting(
+        name="optimizer",
+        key="optim",
+        value="adamw_torch",
+        describe=lambda plan: plan.optimizer.name,
+        reason="PyTorch's default, which launches several kernels per step",
     ),
-    (
-        "loader workers",
-        "dataloader_num_workers",
-        "0",
-        lambda plan: f"{plan.loader.num_workers}",
-        "published manifests have none: batches are built between steps",
+    _OldSetting(
+        name="gradient checkpointing",
+        key="gradient_checkpointing",
+        value="true",
+        describe=lambda plan: "off" if plan.checkpointing == "none" else plan.checkpointing,
+        reason="without a memory estimate, it is always on to save memory",
     ),
-    (
-        "pinned memory",
-        "dataloader_pin_memory",
-        "false",
-        lambda plan: "on" if plan.loader.pin_memory else "off",
-        "published manifests do not pin memory",
+    _OldSetting(
+        name="loader workers",
+        key="dataloader_num_workers",
+        value="0",
+        describe=lambda plan: f"{plan.loader.num_workers}",
+        reason="published manifests have none: batches are built between steps",
+    ),
+    _OldSetting(
+        name="pinned memory",
+        key="dataloader_pin_memory",
+        value="false",
+        describe=lambda plan: "on" if plan.loader.pin_memory else "off",
+        reason="published manifests do not pin memory",
     ),
 )
 
@@ -147,33 +170,34 @@ def plan_pair(request: Request, prepare: Callable[[PlannedRun], Audit]) -> Pair:
             f"{new.plan.expert} has no rows to evaluate on: neither a test nor a validation split",
             hint="set training.dataset.test_path to a file of such rows",
         )
-    overrides = [f"{_PREFIX}{key}={_choose_value(key, value, new.plan)}" for _, key, value, _, _ in _OLD_SETTINGS]
+    overrides = [f"{_PREFIX}{setting.key}={_choose_value(setting, new.plan)}" for setting in _OLD_SETTINGS]
     batch = (f"{_PREFIX}batch_size={match_rows(new.plan, audit)}", f"{_PREFIX}gradient_accumulation_steps=1")
     old = plan_request(replace(complete, overrides=(*complete.overrides, *overrides, *batch)))
     settings = tuple(
-        SettingChange(name=name, override=override, reason=reason, old=read(old.plan), new=read(new.plan))
-        for (name, _, _, read, reason), override in zip(_OLD_SETTINGS, overrides, strict=True)
+        SettingChange(
+            name=setting.name,
+            override=override,
+            reason=setting.reason,
+            old=setting.describe(old.plan),
+            new=setting.describe(new.plan),
+        )
+        for setting, override in zip(_OLD_SETTINGS, overrides, strict=True)
     )
     return Pair(old=old, new=new, settings=settings, notes=tuple(list_caveats(new.plan.schedule)))
 
 
-def _choose_value(key: str, value: str, new: Plan) -> str:
+def _choose_value(setting: _OldSetting, new: Plan) -> str:
     """Return the value of a setting in the old run: the conventional one, with two exceptions.
 
     Attention is eager if SDPA is not supported. The precision is that of the new run, or BF16 if the new run has an FP8
     base.
     """
-    if key == "precision":
-        return value if new.precision.fp8_base else new.precision.compute_dtype
+    if setting.key == "precision" and not new.precision.fp8_base:
+        return new.precision.compute_dtype
     backends = (new.attention.backend, *new.attention.fallbacks)
-    return "eager" if key == "attention" and "eager" in backends and "sdpa" not in backends else value
-
-
-def _describe_rows(plan: Plan) -> str:
-    batch = plan.batch
-    if batch.packed:
-        return f"packed, {batch.global_batch_size} sequences of {batch.sequence_length:,} tokens per step"
-    return f"not packed, {batch.global_batch_size} per step"
+    if setting.key == "attention" and "eager" in backends and "sdpa" not in backends:
+        return "eager"
+    return setting.value
 
 
 def _use_complete_epochs(planned: PlannedRun) -> Request:

@@ -101,7 +101,7 @@ def _load_matching(arguments: argparse.Namespace, runs_dir: Path, skipped: list[
     from launcher.analysis.compare.model import Skipped
 
     num_left = arguments.last
-    wanted = None if arguments.expert is None else resolve_expert_name(arguments.expert)
+    expert = None if arguments.expert is None else resolve_expert_name(arguments.expert)
     for paths in list_runs(runs_dir):
         if num_left == 0:
             return
@@ -110,20 +110,20 @@ def _load_matching(arguments: argparse.Namespace, runs_dir: Path, skipped: list[
         except LauncherError as error:
             skipped.append(Skipped(place=str(paths.root), why=error.title))
             continue
-        if wanted is None or facts.traits.expert == wanted:
+        if expert is None or facts.traits.expert == expert:
             num_left = None if num_left is None else num_left - 1
             yield facts
 
 
 def _make_no_runs_error(arguments: argparse.Namespace, runs_dir: Path, skipped: list[Skipped]) -> InputError:
-    wanted = "" if arguments.expert is None else f" of {arguments.expert!r}"
+    of_expert = "" if arguments.expert is None else f" of {arguments.expert!r}"
     if skipped:
         problems = tuple(Problem(where=item.place, what=item.why) for item in skipped)
-        return InputError(f"{runs_dir} has no run{wanted} that can be read", problems)
+        return InputError(f"{runs_dir} has no run{of_expert} that can be read", problems)
     hint = "`launcher train EXPERT` creates one; --runs-dir selects another directory"
     if arguments.expert is not None and list_runs(runs_dir):
         hint = f"--all selects every run; {hint}"
-    return InputError(f"{runs_dir} has no run{wanted}", hint=hint)
+    return InputError(f"{runs_dir} has no run{of_expert}", hint=hint)
 
 
 def _choose_file(arguments: argparse.Namespace) -> Path | None:

@@ -6,7 +6,7 @@ import argparse
 import os
 import shlex
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -105,8 +105,14 @@ def run(arguments: argparse.Namespace) -> int:
     if now is None:
         return code
     limit = DEFAULT_MAX_REGRESSION if arguments.max_regression is None else arguments.max_regression
-    show = print_result_as_json if arguments.json else print_result
-    return ExitCode.DONE if show(now, before, limit, arguments.worst) else ExitCode.QUALITY_GATE
+    gate, warnings = apply_gate(now, before, limit)
+    if arguments.json:
+        print_result_as_json(now, gate, warnings)
+    else:
+        print_result(now, arguments.worst)
+        if gate is not None and before is not None:
+            print_gate(now, before, gate, warnings)
+    return ExitCode.DONE if gate is None or gate.is_open else ExitCode.QUALITY_GATE
 
 
 def _evaluate(arguments: argparse.Namespace, file: Path | None) -> tuple[int, EvalResult | None]:
@@ -205,8 +211,8 @@ def _load_earlier(arguments: argparse.Namespace) -> EvalResult:
 _SHOWN = 400  # characters of a text
 
 
-def print_result(now: EvalResult, before: EvalResult | None, max_regression: float, num_worst: int) -> bool:
-    """Print an evaluation and return whether it passes the quality gate; True if there is no gate."""
+def print_result(now: EvalResult, num_worst: int) -> None:
+    """Print an evaluation as a table, with its worst answers."""
     rate = len(now.answers) / max(1e-9, now.seconds)
     print(
         f"{escape(now.expert)}, {escape(now.subject)}: {len(now.answers)} of {now.num_rows} {now.split} rows "
@@ -220,28 +226,28 @@ def print_result(now: EvalResult, before: EvalResult | None, max_regression: flo
         print(f"note: {num_truncated:,} answers were truncated at {now.max_new_tokens:,} tokens (--max-new-tokens)")
     for line in _worst(now, num_worst):
         make_console().print(line, markup=False, soft_wrap=True)
-    gate, warnings = _gate(now, before, max_regression)
-    if gate is not None and before is not None:
-        print(f"\nagainst {escape(before.subject)} ({format_percent(before.main.rate)} {now.main_check}):")
-        for warning in warnings:
-            print(f"  note: {escape(warning)}")
-        print(f"  quality gate {'passed' if gate.is_open else 'FAILED'}: {gate.message}")
-    return gate is None or gate.is_open
 
 
-def print_result_as_json(now: EvalResult, before: EvalResult | None, max_regression: float, num_worst: int) -> bool:  # noqa: ARG001
-    """Print an evaluation as JSON and return whether it passes the quality gate; True if there is no gate."""
-    gate, warnings = _gate(now, before, max_regression)
+def print_gate(now: EvalResult, before: EvalResult, gate: GateVerdict, warnings: Sequence[str]) -> None:
+    """Print the result of the quality gate."""
+    print(f"\nagainst {escape(before.subject)} ({format_percent(before.main.rate)} {now.main_check}):")
+    for warning in warnings:
+        print(f"  note: {escape(warning)}")
+    print(f"  quality gate {'passed' if gate.is_open else 'FAILED'}: {gate.message}")
+
+
+def print_result_as_json(now: EvalResult, gate: GateVerdict | None, warnings: Sequence[str]) -> None:
+    """Print an evaluation and the result of the quality gate, if any, as JSON."""
     content = now.model_dump(mode="json")
     if gate is not None:
         content["gate"] = {"is_open": gate.is_open, "words": gate.message, "notes": list(warnings)}
     print_json(content)
-    return gate is None or gate.is_open
 
 
-def _gate(
+def apply_gate(
     now: EvalResult, before: EvalResult | None, max_regression: float
 ) -> tuple[GateVerdict | None, tuple[str, ...]]:
+    """Return the verdict of the quality gate and warnings; None without an earlier evaluation."""
     if before is None:
         return None, ()
     from launcher.judges.gate import check_change

@@ -96,7 +96,7 @@ def _print_sample(audit: Audit) -> None:
 
 
 def print_segments(segments: Sequence[SampleSegment]) -> None:
-    """Print the segments of a row; those that count in the loss have a bar at the left, and a colour if supported."""
+    """Print the segments of a row; those that count in the loss have a bar at the left, and a color if supported."""
     console = make_console()
     for segment in segments:
         text = segment.text if len(segment.text) <= _SHOWN_CHARACTERS else _shortened(segment.text)

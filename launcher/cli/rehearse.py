@@ -87,8 +87,8 @@ def _print_json(rehearsal: Rehearsal, paths: RunPaths, outcome: Outcome) -> None
     result = {
         "run_id": paths.run_id,
         "path": str(paths.root),
-        "cluster": _summarise(rehearsal.cluster.plan),
-        "rehearsal": _summarise(rehearsal.planned.plan),
+        "cluster": _summarize(rehearsal.cluster.plan),
+        "rehearsal": _summarize(rehearsal.planned.plan),
         "notes": list(rehearsal.notes),
         "differences": differences,
         "passed": outcome.exit_code == ExitCode.DONE,
@@ -98,7 +98,7 @@ def _print_json(rehearsal: Rehearsal, paths: RunPaths, outcome: Outcome) -> None
     print_json(result)
 
 
-def _summarise(plan: Plan) -> dict[str, object]:
+def _summarize(plan: Plan) -> dict[str, object]:
     return {
         "nodes": plan.hardware.nodes,
         "ranks": plan.hardware.num_ranks,

@@ -1,4 +1,4 @@
-"""JSON, tables and bars on stdout, without colour if stdout is not a terminal or NO_COLOR is set."""
+"""JSON, tables and bars on stdout, without color if stdout is not a terminal or NO_COLOR is set."""
 
 from __future__ import annotations
 

@@ -6,10 +6,11 @@ import errno
 import json
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import median
 from typing import Literal
 
 from launcher.core.errors import InputError
@@ -17,6 +18,10 @@ from launcher.core.run_files import MAX_STEPS, is_plausible, open_log, read_text
 from launcher.core.units import MIB, TERA
 
 _MAX_BYTES = 512 * MIB  # of metrics.jsonl: some 300,000 steps
+SPIKE_WINDOW = 64  # recent steps that a loss is compared with
+_MIN_SPIKE_WINDOW = 16
+# A spike exceeds the median by this many median absolute deviations, and by this fraction of the median.
+_SPIKE_DEVIATIONS, _SPIKE_FRACTION = 8.0, 0.2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,7 +58,7 @@ STEPS_PER_SECOND = _declare("throughput/steps_per_sec", "steps per second", unit
 DEVICE_TOKENS_PER_SECOND = _declare(
     "throughput/device/tokens_per_sec", "tokens per second per device", unit="tokens/s", better="higher"
 )
-DEVICE_MFU = _declare("throughput/device/mfu", "model FLOPs utilisation", unit="share", better="higher")
+DEVICE_MFU = _declare("throughput/device/mfu", "model FLOPs utilization", unit="share", better="higher")
 STEP_SECONDS = _declare("time/step", "step time", unit="s", better="lower")
 # At the last step of an epoch: all its steps.
 EPOCH_SECONDS = _declare("time/epoch", "epoch time", unit="s", better="lower")
@@ -70,7 +75,7 @@ ALLOC_RETRIES = _declare("memory/alloc_retries", "allocation retries", better="l
 PREDICTED_GIB = _declare("memory/predicted_gib", "peak memory, predicted", unit="GiB")
 PREDICTION_ERROR = _declare("memory/prediction_error", "prediction error", unit="share")  # predicted / measured - 1
 # 0 to 1: fraction of time in which a kernel ran.
-GPU_UTILIZATION = _declare("gpu/utilization", "GPU utilisation", unit="share", better="higher")
+GPU_UTILIZATION = _declare("gpu/utilization", "GPU utilization", unit="share", better="higher")
 GPU_POWER_WATTS = _declare("gpu/power_watts", "GPU power", unit="W")
 GPU_TEMPERATURE = _declare("gpu/temperature", "GPU temperature", unit="°C")
 JOULES_PER_TOKEN = _declare("gpu/joules_per_token", "energy per token", unit="J", better="lower")
@@ -129,6 +134,15 @@ def find_values(rows: Iterable[StepMetrics], name: str) -> list[float]:
     """Return the finite values of a metric, in order."""
     found = (row.get(name) for row in rows)
     return [value for value in found if value is not None and math.isfinite(value)]
+
+
+def is_loss_spike(loss: float, recent: Sequence[float]) -> bool:
+    """Return whether a loss is far above those of the recent steps; False after fewer than 16 steps."""
+    if len(recent) < _MIN_SPIKE_WINDOW:
+        return False
+    usual = median(recent)
+    deviation = median(abs(other - usual) for other in recent)
+    return loss > usual + max(_SPIKE_DEVIATIONS * deviation, _SPIKE_FRACTION * usual)
 
 
 def is_task_metric(name: str) -> bool:

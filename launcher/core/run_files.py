@@ -77,6 +77,14 @@ def load_model(kind: type[T], path: Path) -> T:
     return parse_model(kind, read_text(path), path)
 
 
+def load_model_or_none(kind: type[T], path: Path) -> T | None:
+    """Read a JSON file as a pydantic model or a dataclass; None if it is missing, unreadable or invalid."""
+    try:
+        return load_model(kind, path)
+    except InputError:
+        return None
+
+
 def parse_model(kind: type[T], text: str, path: Path) -> T:
     """Parse a JSON text as a pydantic model or a dataclass; `path` is for the message of the InputError."""
     invalid = f"{path}: not a valid {_WORD_START.sub(' ', kind.__name__).lower()}"

@@ -1,1 +1,1 @@
-"""Data before training: anybody's rows become packed Arrow, once, so that no tokeniser runs while a GPU is waiting."""
+"""Data preparation: rows are tokenized and packed into Arrow files once, so that no GPU waits for a tokenizer."""

@@ -49,7 +49,7 @@ Advance = Callable[[int], None]
 
 @dataclass(slots=True)
 class _SplitState:
-    """State of one split while it is read."""
+    """State of one split while its rows are read."""
 
     spool: TokenSpool
     rejections: Rejections = field(default_factory=Rejections)
@@ -57,83 +57,79 @@ class _SplitState:
     systems: set[str] = field(default_factory=set)  # the different system messages, at most two
 
 
+@dataclass(frozen=True, slots=True)
+class _HeldOut:
+    """The part of the training rows that becomes the validation split."""
+
+    cut: ValidationCut
+    state: _SplitState
+
+
 def build_splits(spec: PreparationSpec, scratch: Path, advance: Advance) -> None:
     """Build all splits of a dataset and write the audit."""
-    splits: dict[str, SplitAudit] = {}
+    audits: dict[str, SplitAudit] = {}
     sample: Document | None = None
-    known: Hashes | None = None
+    train_hashes: Hashes | None = None
     cut = read_validation_cut(spec) if spec.cuts_validation else None
-    for name, sources in (("train", spec.train), ("validation", spec.validation), ("test", spec.test)):
+    for name, sources in spec.sources.items():
         if not sources:
             continue
-        made, first, prompts = _make_split(
-            spec, scratch, name, sources, advance, known, cut if name == "train" else None
-        )
-        splits |= made
+        with ExitStack() as stack:
+            state = _SplitState(stack.enter_context(_open_spool(spec, scratch, name)))
+            held_out = None
+            if cut is not None and name == "train":
+                held_out = _HeldOut(cut, _SplitState(stack.enter_context(_open_spool(spec, scratch, "validation"))))
+            first = _read_sources(spec, sources, state, held_out, advance)
+            built: dict[str, SplitAudit] = {name: _write_split(spec, scratch, name, state, train_hashes)}
+            if held_out is not None:
+                built["validation"] = _write_split(spec, scratch, "validation", held_out.state, train_hashes)
+        _check_split(name, built, sources)
+        audits |= built
         sample = sample or first
-        known = prompts if name == "train" else known
+        if name == "train":
+            train_hashes = state.spool.prompt_hashes
     audit = Audit(
         template=spec.template.name,
         loss_on="all" if spec.trains_all else "completion",
         is_packed=spec.is_packed,
-        splits=splits,
+        splits=audits,
         sample=make_sample(sample, spec.template),
-        notes=(*spec.notes, *(_note_frequent_prompts(cut) if cut is not None else ()), *make_notes(splits)),
+        notes=(*spec.notes, *(_note_frequent_prompts(cut) if cut is not None else ()), *make_notes(audits)),
     )
     write_text_atomically(scratch / AUDIT_FILE, audit.model_dump_json(indent=2) + "\n")
 
 
-def _make_split(
+def _open_spool(spec: PreparationSpec, scratch: Path, name: str) -> TokenSpool:
+    end_token_id = spec.tokenizer.backend.token_to_id(spec.template.end_token)
+    assert end_token_id is not None, "checked by make_template"
+    return TokenSpool(scratch, name, end_token_id)
+
+
+def _read_sources(
     spec: PreparationSpec,
-    scratch: Path,
-    name: str,
     sources: Sequence[WeightedSource],
+    state: _SplitState,
+    held_out: _HeldOut | None,
     advance: Advance,
-    known: Hashes | None,
-    cut: ValidationCut | None,
-) -> tuple[dict[str, SplitAudit], Document | None, Hashes]:
-    """Build a split; with a `cut`, a part of the training rows becomes the validation split.
-
-    Returns the statistics by split, the first document, and the prompt hashes of the documents. `known` are the prompt
-    hashes of the training documents, if they were built before.
-    """
-    end = spec.tokenizer.backend.token_to_id(spec.template.end_token)
-    assert end is not None, "checked by make_template"
-    names = (name,) if cut is None else (name, "validation")
-    with ExitStack() as stack:
-        readings = {part: _SplitState(stack.enter_context(TokenSpool(scratch, part, end))) for part in names}
-        first = _fill(spec, readings, sources, advance, cut)
-        audits = {part: _finish(spec, scratch, part, reading, known) for part, reading in readings.items()}
-        prompts = readings[name].spool.prompt_hashes
-    _check_split(name, audits, sources)
-    return audits, first, prompts
-
-
-def _fill(
-    spec: PreparationSpec,
-    readings: dict[str, _SplitState],
-    sources: Sequence[WeightedSource],
-    advance: Advance,
-    cut: ValidationCut | None,
 ) -> Document | None:
+    """Tokenize the rows of a split's sources into its spool; return the first document."""
     first: Document | None = None
     encoder = TextEncoder(spec.tokenizer, spec.template)
-    main, *held_out = readings.values()
     for weighted in sources:
         num_workers = count_workers() if _is_large(weighted.source) else 1
-        documents = _DocumentReader(spec, weighted)
-        tokenized = documents.tokenize(encoder) if num_workers == 1 else documents.tokenize_in(num_workers, encoder)
-        for chunk in tokenized:
-            main.num_rows += chunk.num_rows
+        reader = _DocumentReader(spec, weighted)
+        for chunk in reader.tokenize(encoder) if num_workers == 1 else reader.tokenize_in(num_workers, encoder):
+            state.num_rows += chunk.num_rows
             for row in chunk.rejected:
-                main.rejections.add(row)
+                state.rejections.add(row)
             first = first or chunk.first
-            main.systems |= chunk.systems if len(main.systems) < 2 else set()
+            if len(state.systems) < 2:
+                state.systems |= chunk.systems
             for batch in chunk.batches:
-                if cut is not None:
-                    _divide(batch, cut, main, held_out[0])
+                if held_out is None:
+                    state.spool.add(batch)
                 else:
-                    main.spool.add(batch)
+                    _divide(batch, state, held_out)
             advance(chunk.num_rows)
     return first
 
@@ -143,14 +139,14 @@ def _is_large(source: Source) -> bool:
     return isinstance(source, FileSource) and source.path.stat().st_size > _MIN_PARALLEL_BYTES
 
 
-def _divide(batch: TokenBatch, cut: ValidationCut, main: _SplitState, held_out: _SplitState) -> None:
+def _divide(batch: TokenBatch, state: _SplitState, held_out: _HeldOut) -> None:
     """Divide a batch between training and validation."""
-    is_held_out = cut.select(batch.prompt_hashes)
+    is_held_out = held_out.cut.select(batch.prompt_hashes)
     count = int(is_held_out.sum())
-    main.num_rows -= count
-    held_out.num_rows += count
-    main.spool.add(batch.select(~is_held_out))
-    held_out.spool.add(batch.select(is_held_out))
+    state.num_rows -= count
+    held_out.state.num_rows += count
+    state.spool.add(batch.select(~is_held_out))
+    held_out.state.spool.add(batch.select(is_held_out))
 
 
 def _note_frequent_prompts(cut: ValidationCut) -> tuple[str, ...]:
@@ -175,8 +171,8 @@ class _DocumentReader:
     """Reads, renders and tokenizes the rows of a source."""
 
     def __init__(self, spec: PreparationSpec, weighted: WeightedSource) -> None:
-        self._maker, self._rows = spec.open_rows(weighted)
-        self._weight, self._capacity = weighted.weight, spec.capacity
+        self._builder, self._rows = spec.open_rows(weighted)
+        self._weighted, self._capacity = weighted, spec.capacity
 
     def tokenize(self, encoder: TextEncoder) -> Iterator[_Chunk]:
         """Yield tokenized rows; a thread tokenizes them while the next rows are rendered."""
@@ -199,11 +195,10 @@ class _DocumentReader:
     def _make(self, rows: Iterable[Row | BadRow], chunk: _Chunk) -> Iterator[Document]:
         for row in rows:
             chunk.num_rows += 1
-            document = row if isinstance(row, BadRow) else self._maker.make(row)
+            document = row if isinstance(row, BadRow) else self._builder.make(row)
             if isinstance(document, BadRow):
                 chunk.rejected.append(document)
-            # By the low bits: the high ones select the validation split.
-            elif self._weight >= 1 or document.prompt_hash % 2**32 < self._weight * 2**32:
+            elif self._weighted.selects(document.prompt_hash):
                 chunk.first = chunk.first or document
                 if len(chunk.systems) < 2:
                     chunk.systems.add(document.system)
@@ -230,16 +225,19 @@ def _count_characters(value: Json) -> int:
     return 1 + sum(map(_count_characters, children))
 
 
-def _finish(spec: PreparationSpec, scratch: Path, name: str, reading: _SplitState, known: Hashes | None) -> SplitAudit:
-    spool = reading.spool
+def _write_split(
+    spec: PreparationSpec, scratch: Path, name: str, state: _SplitState, train_hashes: Hashes | None
+) -> SplitAudit:
+    """Pack the documents of a split, write the packs, and return the split's statistics."""
+    spool = state.spool
     lengths = spool.lengths
     packing: Packing = (
         pack_documents(lengths, spec.capacity, spec.seed) if spec.is_packed else pack_one_per_sequence(lengths)
     )
     write_packs(scratch / f"{name}.arrow", spool, packing)
     spool.remove()
-    audit = make_split_audit(reading.num_rows, reading.rejections, spool, packing, spec.capacity, known)
-    shared = next(iter(reading.systems)) if len(reading.systems) == 1 else ""
+    audit = make_split_audit(state.num_rows, state.rejections, spool, packing, spec.capacity, train_hashes)
+    shared = next(iter(state.systems)) if len(state.systems) == 1 else ""
     return audit.model_copy(update={"shared_system": shared})
 
 

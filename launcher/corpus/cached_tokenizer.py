@@ -21,7 +21,7 @@ from launcher.corpus.templates import Segment
 # the splitters below crosses such a boundary or looks across it. ("/" may follow a newline inside a pre-token of
 # GPT-4o's kind.) Everything else, such as indentation or other scripts, stays inside a piece.
 _VISIBLE = re.compile(r"[!-~]")
-_BORDER_AFTER = re.compile(r"[!-.0-~]")
+_SPLITTABLE = re.compile(r"[!-.0-~]")
 _PIECE = re.compile(r"[^!-~]*[!-~]+(?:(?! [!-~]|\n[!-.0-~])[^!-~]+[!-~]*)*(?:\n(?=[!-.0-~]))?|[^!-~]+")
 
 _SUFFIXES = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -63,18 +63,18 @@ class CachedTokenizer:
         tokens_of = self._cache.__getitem__
         return [b"".join(map(tokens_of, parts)) for parts in pieces]
 
-    def has_safe_borders(self, segments: Sequence[Segment]) -> bool:
+    def has_safe_boundaries(self, segments: Sequence[Segment]) -> bool:
         """Return whether encoding the segments one by one gives the same tokens as encoding the whole text."""
-        return all(self._is_safe_border(left.text, right.text) for left, right in pairwise(segments))
+        return all(self._is_safe_boundary(left.text, right.text) for left, right in pairwise(segments))
 
-    def _is_safe_border(self, left: str, right: str) -> bool:
+    def _is_safe_boundary(self, left: str, right: str) -> bool:
         if right.startswith(self._separators):
             return True
         if not left.endswith("\n"):
             return left.endswith(self._separators)
         line = left.rstrip("\n")
         is_after_line = len(left) - len(line) <= self._max_newlines and _VISIBLE.match(line[-1:])
-        return bool(is_after_line and _BORDER_AFTER.match(right))
+        return bool(is_after_line and _SPLITTABLE.match(right))
 
     def _add(self, pieces: Sequence[Sequence[str]]) -> None:
         if len(self._cache) > _MAX_PIECES or self._num_characters > _MAX_CHARACTERS:

@@ -185,7 +185,7 @@ class TokenizerTemplate:
             start = max(start, position)
             _, last = rendered.spans.get(index, (0, 0))
             others = [begin for number, (begin, _) in rendered.spans.items() if number != index]
-            if any(start < begin < last for begin in others):  # the result of a tool stands inside the answer
+            if any(start < begin < last for begin in others):  # the result of a tool is inside the answer
                 continue
             written = max(start, last)
             following = min((begin for begin in others if begin >= written), default=len(full))

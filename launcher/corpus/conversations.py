@@ -132,6 +132,7 @@ class RowReader:
 def make_row_reader(
     mapping: FieldMapping,
     fields: Sequence[str],
+    *,
     task: str | None = None,
     source: str = "the rows",
     system_prompt: str = "",

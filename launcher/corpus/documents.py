@@ -66,12 +66,12 @@ class DocumentBuilder:
         has_controls = any(has_escape(segment.text) for segment in segments)
         plain = self._unescape(segments) if has_controls else segments
         return Document(
-            row.number,
-            trained,
-            _hash_prompt(content, plain, self.reader.system_prompt),
-            has_controls,
-            0 if self.trains_all else _count_untrained(content, segments),
-            _find_system(content),
+            row=row.number,
+            segments=trained,
+            prompt_hash=_hash_prompt(content, plain, self.reader.system_prompt),
+            has_controls=has_controls,
+            num_untrained_answers=0 if self.trains_all else _count_untrained(content, segments),
+            system=_find_system(content),
         )
 
     def hash_prompt(self, row: Row) -> int | None:
@@ -121,8 +121,8 @@ def _find_system(content: Content) -> str:
 def _count_untrained(content: Content, segments: tuple[Segment, ...]) -> int:
     if not isinstance(content, Conversation):
         return 0
-    wanted = sum(message.role == "assistant" and message.is_trained for message in content.messages)
-    return max(0, wanted - sum(segment.is_trained for segment in segments))
+    num_answers = sum(message.role == "assistant" and message.is_trained for message in content.messages)
+    return max(0, num_answers - sum(segment.is_trained for segment in segments))
 
 
 def _hash_prompt(content: Content, segments: tuple[Segment, ...], system_prompt: str) -> int:

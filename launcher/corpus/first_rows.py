@@ -75,7 +75,14 @@ def make_source_reader(
         )
     is_sample = source.location.endswith(SAMPLE_TRAIN)
     hint = "`launcher new EXPERT --data FILE --force` writes sample/ again, with all fields" if is_sample else ""
-    return make_row_reader(mapping, fields, find_task_field(rows), source.location, system_prompt or "", hint)
+    return make_row_reader(
+        mapping,
+        fields,
+        task=find_task_field(rows),
+        source=source.location,
+        system_prompt=system_prompt or "",
+        hint=hint,
+    )
 
 
 def check_first_rows(dataset: Dataset, folder: Path, *, reads_values: bool = False) -> tuple[str, ...]:
@@ -87,13 +94,13 @@ def check_first_rows(dataset: Dataset, folder: Path, *, reads_values: bool = Fal
     notes = [f"{key}: {path} does not exist, so its rows were not checked" for key, path in missing.items()]
     for key, path in _list_paths(dataset):
         if _is_file(folder / path):
-            notes += _check_file(dataset, key, folder / path, reads_values)
+            notes += _check_file(dataset, key, folder / path, reads_values=reads_values)
         elif key == "training.dataset.path" and key not in missing:
             notes.append(f"{key}: {path} is a dataset on the Hub; `launcher prepare` reads its rows")
     return (*notes, *_note_same_file(dataset, folder))
 
 
-def _check_file(dataset: Dataset, key: str, path: Path, reads_values: bool) -> Iterator[str]:
+def _check_file(dataset: Dataset, key: str, path: Path, *, reads_values: bool) -> Iterator[str]:
     """Yield notes on the first rows of a file; raises InputError if they do not fit the manifest."""
     task = (dataset.tasks or {}).get(key.removeprefix("training.dataset.tasks.").rpartition(".")[0])
     source = make_file_source(path, dataset.format) if task is None else make_task_source(path, task.format)
@@ -203,7 +210,7 @@ def _probe_file(dataset: Dataset, file: Path, format_name: str | None) -> RowEst
     return RowEstimate(
         num_rows=num_rows,
         mean_tokens=mean_bytes / BYTES_PER_TOKEN,
-        count_basis=f"read from {file.name}: {_describe_count(num_rows, is_exact, dataset.max_rows)}",
+        count_basis=f"read from {file.name}: {_describe_count(num_rows, dataset.max_rows, is_exact=is_exact)}",
         length_basis=f" of {mean_bytes:.0f} bytes",
         is_measured=True,
         byte_tokens=mean_bytes / BYTES_PER_TOKEN,
@@ -216,7 +223,7 @@ def _count_bytes(row: Row, columns: set[str]) -> int:
     return len(json.dumps(used, ensure_ascii=False, default=str).encode(errors="replace")) + 1
 
 
-def _describe_count(num_rows: int, is_exact: bool, max_rows: int | None) -> str:
+def _describe_count(num_rows: int, max_rows: int | None, *, is_exact: bool) -> str:
     if num_rows == max_rows:
         return f"the first {num_rows:,} rows (max_rows)"
     return f"{'' if is_exact else 'about '}{num_rows:,} rows"

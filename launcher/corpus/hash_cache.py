@@ -22,7 +22,7 @@ def hash_file(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def hash_file_cached(path: Path, root: Path, keeps_hash: bool = True) -> str:
+def hash_file_cached(path: Path, root: Path, *, keeps_hash: bool = True) -> str:
     """Return the SHA-256 of a file, cached by path, size, inode, mtime and ctime (which programs cannot set).
 
     A new hash is stored in the folder `root`, unless `keeps_hash` is False.

@@ -70,17 +70,17 @@ def load_held_out_rows(
 def _get_sources(spec: PreparationSpec, split: Split) -> tuple[WeightedSource, ...]:
     if split == "validation" and spec.cuts_validation:
         return spec.train
-    return {"train": spec.train, "validation": spec.validation, "test": spec.test}[split]
+    return spec.sources[split]
 
 
 def _read(spec: PreparationSpec, weighted: WeightedSource, cut: ValidationCut | None) -> Iterator[HeldOutRow]:
     """Yield the rows of a source that have an answer; with a cut of the training rows, only those it holds out."""
     builder, rows = spec.open_rows(weighted)
-    maker = replace(builder, trains_all=False)
+    builder = replace(builder, trains_all=False)
     for row in rows:
         if isinstance(row, BadRow):
             continue
-        document = maker.make(row)
+        document = builder.make(row)
         if isinstance(document, BadRow):
             continue
         if cut is not None and not cut.holds_out(document.prompt_hash):
@@ -88,7 +88,7 @@ def _read(spec: PreparationSpec, weighted: WeightedSource, cut: ValidationCut | 
         prompt = document.segments[0]
         if prompt.is_trained or len(document.segments) == 1:
             continue
-        question = extract_question(maker, row, document)
+        question = extract_question(builder, row, document)
         text = f"{spec.template.controls.unescape(prompt.text)}\0{question.reference}"
         yield HeldOutRow(
             key=hashlib.blake2b(text.encode(), digest_size=12).hexdigest(),

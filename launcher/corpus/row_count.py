@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 
 import numpy as np
@@ -66,7 +66,7 @@ def _make_spec(plan: Plan, folder: Path, tokenizer: BaseTokenizer | None) -> Pre
 
 def _find_prepared(spec: PreparationSpec) -> Store | None:
     """Return the prepared data of a spec without verifying its files; None if there is none."""
-    files = [s.source.path for s in (*spec.train, *spec.validation, *spec.test) if isinstance(s.source, FileSource)]
+    files = [s.source.path for s in chain.from_iterable(spec.sources.values()) if isinstance(s.source, FileSource)]
     stores = find_stores(spec.root)
     if not stores or any(f.stat().st_size > _MAX_HASHED_BYTES and not is_hash_cached(f, spec.root) for f in files):
         return None
@@ -150,16 +150,16 @@ def _read_sample(spec: PreparationSpec, weighted: WeightedSource, known: int | N
     peeked = peek_rows(rows, spec.data.field_mapping, _MAX_ROWS)
     num_rows = known or count_rows(source, peeked, rows, weighted.max_rows)[0]
     reader = make_source_reader(spec.data.field_mapping, spec.data.system_prompt, source, peeked)
-    maker = DocumentBuilder(reader=reader, template=spec.template, trains_all=spec.trains_all)
+    builder = DocumentBuilder(reader=reader, template=spec.template, trains_all=spec.trains_all)
     documents: list[Document] = []
     characters = num_read = num_bad = 0
     for row in islice(peeked, _MAX_ROWS):
-        document = row if isinstance(row, BadRow) else maker.make(row)
+        document = row if isinstance(row, BadRow) else builder.make(row)
         num_read += 1
         num_bad += isinstance(document, BadRow)
         if not isinstance(document, BadRow):
             characters += sum(len(segment.text) for segment in document.segments)
-            if weighted.weight >= 1 or document.prompt_hash % 2**32 < weighted.weight * 2**32:
+            if weighted.selects(document.prompt_hash):
                 documents.append(document)
         if characters > _MAX_CHARACTERS:
             break

@@ -265,7 +265,7 @@ def _read_json(path: Path, repeated: Counter[str] | None) -> Iterator[Row | BadR
     try:
         rows = _parse(path.read_bytes().removeprefix(_UTF8_BOM), repeated)
     except UnicodeDecodeError:
-        raise InputError(f"{path}: not UTF-8", hint=hint_encoding(path)) from None
+        raise InputError(f"{path}: {NOT_UTF8}", hint=hint_encoding(path)) from None
     except RecursionError:
         raise InputError(f"{path}: {TOO_DEEP}", hint="flatten the rows") from None
     except ValueError as error:

@@ -44,6 +44,11 @@ class WeightedSource:
         """Weight and row limit, as part of the fingerprint of the prepared data."""
         return f"*{self.weight:g}" + (f"[:{self.max_rows}]" if self.max_rows is not None else "")
 
+    def selects(self, prompt_hash: int) -> bool:
+        """Return whether rows with this prompt belong to the share of the source that is used."""
+        # By the low bits: the high ones select the validation split.
+        return self.weight >= 1 or prompt_hash % 2**32 < self.weight * 2**32
+
     def read(self) -> Iterator[Row | BadRow]:
         """Yield the first `max_rows` rows of the source; `weight` is applied later, by hash."""
         return islice(self.source.read(), self.max_rows)
@@ -68,6 +73,11 @@ class PreparationSpec:
     seed: int = 0  # shuffles the packs in the store; the order of an epoch uses the manifest's seed
     notes: tuple[str, ...] = ()  # for the audit
 
+    @property
+    def sources(self) -> dict[Split, tuple[WeightedSource, ...]]:
+        """The sources of each split, the training split first."""
+        return {"train": self.train, "validation": self.validation, "test": self.test}
+
     def key_parts(self, *, keeps_hashes: bool = True) -> dict[str, str]:
         """Return the inputs of the store's key by name; with `keeps_hashes`, hashes of files are cached in `root`."""
         parts = {
@@ -83,8 +93,11 @@ class PreparationSpec:
         }
         if self.data.system_prompt:
             parts["system_prompt"] = _hash(self.data.system_prompt)
-        for name, sources in (("train", self.train), ("validation", self.validation), ("test", self.test)):
-            prints = [f"{fingerprint_source(s.source, self.root, keeps_hashes)}{s.fingerprint_suffix}" for s in sources]
+        for name, sources in self.sources.items():
+            prints = [
+                f"{fingerprint_source(s.source, self.root, keeps_hash=keeps_hashes)}{s.fingerprint_suffix}"
+                for s in sources
+            ]
             if prints:
                 parts[f"data ({name})"] = " + ".join(prints)
         return parts
@@ -197,11 +210,11 @@ def _make_task_sources(data: DataPlan, folder: Path, split: Split) -> tuple[Weig
     return tuple(sources)
 
 
-def fingerprint_source(source: Source, root: Path, keeps_hashes: bool = True) -> str:
+def fingerprint_source(source: Source, root: Path, *, keeps_hash: bool = True) -> str:
     """Return the hash of a file, or the fingerprint of a hub dataset."""
     if isinstance(source, FileSource):
         try:
-            return f"sha256:{hash_file_cached(source.path, root, keeps_hashes)}"
+            return f"sha256:{hash_file_cached(source.path, root, keeps_hash=keeps_hash)}"
         except OSError as error:
             raise InputError(
                 f"{source.path}: cannot be read: {error.strerror or error}", hint=hint_for(error)

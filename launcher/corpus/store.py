@@ -17,7 +17,7 @@ from typing import Literal
 from launcher.core import file_lock
 from launcher.core.errors import InputError
 from launcher.core.frozen_model import Frozen
-from launcher.core.run_files import load_model, read_text
+from launcher.core.run_files import load_model_or_none, read_text
 from launcher.core.run_paths import sync_folder, sync_path, write_text_atomically
 from launcher.corpus.audit import Audit
 from launcher.corpus.hash_cache import hash_file, hash_file_cached
@@ -107,11 +107,8 @@ def find_store(root: Path, key: str) -> Store | None:
 
 def load_store_manifest(folder: Path) -> StoreManifest | None:
     """Load the manifest of a store; None if it is missing or invalid."""
-    try:
-        manifest = load_model(StoreManifest, folder / STORE_FILE)
-    except InputError:
-        return None
-    return manifest if all(map(_FILE_NAME.fullmatch, manifest.files)) else None
+    manifest = load_model_or_none(StoreManifest, folder / STORE_FILE)
+    return manifest if manifest is not None and all(map(_FILE_NAME.fullmatch, manifest.files)) else None
 
 
 def is_store(folder: Path) -> bool:
@@ -179,7 +176,9 @@ def find_damage(folder: Path, *, keeps_hashes: bool = True) -> str | None:
             if file.stat().st_size != stored.num_bytes:
                 return f"{name} has {file.stat().st_size} bytes, not {stored.num_bytes}"
             is_large = stored.num_bytes >= _LARGE_BYTES
-            if (hash_file_cached(file, folder.parent, keeps_hashes) if is_large else hash_file(file)) != stored.sha256:
+            if (
+                hash_file_cached(file, folder.parent, keeps_hash=keeps_hashes) if is_large else hash_file(file)
+            ) != stored.sha256:
                 return f"{name} does not match its hash"
         except OSError as error:
             return f"{name} cannot be read: {error.strerror}"

@@ -1,4 +1,4 @@
-"""Encodes rendered texts as the base's tokenizer does: each text as a whole, then cut into its segments."""
+"""Encode rendered texts as the base's tokenizer does: each text as a whole, then cut into its segments."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class TextEncoder:
         return [done[index] for index in range(len(documents))]
 
     def _can_split(self, segments: Sequence[Segment]) -> bool:
-        return self._cached.can_split and not self._is_renamed(segments) and self._cached.has_safe_borders(segments)
+        return self._cached.can_split and not self._is_renamed(segments) and self._cached.has_safe_boundaries(segments)
 
     def _is_renamed(self, segments: Sequence[Segment]) -> bool:
         return self._is_always_renamed or any(has_escape(segment.text) for segment in segments)

@@ -69,7 +69,7 @@ def _make_gpu(row: Mapping[str, str]) -> Gpu:
 GPUS: Mapping[str, Gpu] = MappingProxyType({row["key"]: _make_gpu(row) for row in TABLE})
 
 
-def _normalise(name: str) -> str:
+def _normalize(name: str) -> str:
     """Normalize a GPU name: `NVIDIA GeForce RTX 4090` becomes `4090`. Words such as Laptop, Ti, SUPER and PCIe stay."""
     words = re.sub(r"[^a-z0-9]+", " ", name.lower().replace("(tm)", " ").replace("(r)", " "))
     words = re.sub(r"\b(mobile|notebook)\b", "laptop", words)
@@ -80,7 +80,7 @@ def _normalise(name: str) -> str:
 
 def is_same_gpu(name: str, other: str) -> bool:
     """Whether two names mean the same GPU."""
-    return _normalise(name) == _normalise(other)
+    return _normalize(name) == _normalize(other)
 
 
 def _gigabytes(memory_mib: int) -> int:
@@ -89,7 +89,7 @@ def _gigabytes(memory_mib: int) -> int:
 
 def _spellings(gpu: Gpu, further: Sequence[str]) -> set[str]:
     """Return every normalized name of a GPU, with and without its memory."""
-    names = {_normalise(name) for name in (gpu.key, gpu.title, *further)}
+    names = {_normalize(name) for name in (gpu.key, gpu.title, *further)}
     gigabytes = _gigabytes(gpu.memory_mib)
     sizes = {gigabytes, gigabytes + 1} if gpu.gpu_class == "datacenter" else {gigabytes}
     return names | {f"{name}{size}gb" for name in names if not name.endswith("gb") for size in sizes}
@@ -106,10 +106,10 @@ _SPELLINGS: Mapping[str, Gpu] = MappingProxyType(
 
 def lookup_gpu(name: str) -> Gpu:
     """Return a GPU by any usual name: `rtx4090`, `RTX 4090`, `4090`, `NVIDIA GeForce RTX 4090`."""
-    wanted = _normalise(name)
-    if gpu := _SPELLINGS.get(wanted):
+    normalized = _normalize(name)
+    if gpu := _SPELLINGS.get(normalized):
         return gpu
-    similar = dict.fromkeys(_SPELLINGS[spelling].key for spelling in get_close_matches(wanted, _SPELLINGS, 3, 0.7))
+    similar = dict.fromkeys(_SPELLINGS[spelling].key for spelling in get_close_matches(normalized, _SPELLINGS, 3, 0.7))
     what = f"unknown GPU; did you mean {' or '.join(similar)}?" if similar else "unknown GPU"
     raise InputError(
         "the GPU is not in the catalogue",
@@ -129,7 +129,7 @@ def list_product_names(gpu: Gpu) -> tuple[str, ...]:
 
 def match_gpu(name: str, memory_mib: int) -> Gpu | None:
     """Return the catalogue entry of an installed GPU, or None if no entry has its name and memory."""
-    plain = _normalise(name)
+    plain = _normalize(name)
     for spelling in (plain, f"{plain}{_gigabytes(memory_mib)}gb"):
         gpu = _SPELLINGS.get(spelling)
         if gpu and abs(memory_mib - gpu.memory_mib) <= _MEMORY_TOLERANCE * gpu.memory_mib:

@@ -147,17 +147,17 @@ def _parse_integer(text: str) -> int | None:
 
 def select_visible(readings: Sequence[GpuReading], environ: Mapping[str, str]) -> tuple[GpuReading, ...]:
     """Return the GPUs that CUDA_VISIBLE_DEVICES selects, as CUDA does: up to the first invalid entry."""
-    wanted = environ.get("CUDA_VISIBLE_DEVICES")
-    if wanted is None or not readings:
+    selection = environ.get("CUDA_VISIBLE_DEVICES")
+    if selection is None or not readings:
         return tuple(readings)
-    entries = [entry.strip() for entry in wanted.split(",")]
+    entries = [entry.strip() for entry in selection.split(",")]
     if entries[0] in ("", "-1", "NoDevFiles"):
         return ()
     if any(_parse_integer(entry) is not None for entry in entries):
-        _check_device_order(readings, wanted, environ)
+        _check_device_order(readings, selection, environ)
     visible = tuple(_select_named(readings, entries))
     if len(set(visible)) < max(1, len(visible)):  # CUDA shows no GPU if one is listed twice
-        raise _make_empty_selection_error(readings, wanted)
+        raise _make_empty_selection_error(readings, selection)
     return visible
 
 
@@ -176,22 +176,24 @@ def _selects(entry: str, reading: GpuReading) -> bool:
     return entry.startswith("GPU-") and reading.uuid.startswith(entry)
 
 
-def _check_device_order(readings: Sequence[GpuReading], wanted: str, environ: Mapping[str, str]) -> None:
+def _check_device_order(readings: Sequence[GpuReading], selection: str, environ: Mapping[str, str]) -> None:
     """Refuse ambiguous indices: CUDA orders different GPUs by speed, nvidia-smi by PCI bus."""
     if _are_equal(readings) or environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID":
         return
     raise InputError(
-        f"CUDA_VISIBLE_DEVICES={wanted} is ambiguous: CUDA and nvidia-smi may number different GPUs differently",
+        f"CUDA_VISIBLE_DEVICES={selection} is ambiguous: CUDA and nvidia-smi may number different GPUs differently",
         _list_problems(readings),
         "set CUDA_DEVICE_ORDER=PCI_BUS_ID as well, so that CUDA numbers GPUs as nvidia-smi does, or use UUIDs",
     )
 
 
-def _make_empty_selection_error(readings: Sequence[GpuReading], wanted: str) -> InputError:
+def _make_empty_selection_error(readings: Sequence[GpuReading], selection: str) -> InputError:
     hint = "list GPUs by index or UUID, each once, or set CUDA_VISIBLE_DEVICES to an empty value to run without a GPU"
-    if wanted.startswith("MIG-"):
+    if selection.startswith("MIG-"):
         hint = f"MIG instances are not supported: select a full GPU, or {_PLAN_BY_NAME}"
-    return InputError(f"CUDA_VISIBLE_DEVICES={wanted} selects no GPU of this machine", _list_problems(readings), hint)
+    return InputError(
+        f"CUDA_VISIBLE_DEVICES={selection} selects no GPU of this machine", _list_problems(readings), hint
+    )
 
 
 def _list_problems(readings: Sequence[GpuReading]) -> tuple[Problem, ...]:

@@ -10,6 +10,7 @@ from typing import Protocol, Self
 NOT_JUDGED = "not judged: "  # begins the checker of a check that lacks a program
 CORRECT_CHECK = "right"  # the only check of evaluation.judge_command
 MAX_ANSWER_CHARACTERS = 100_000  # a longer answer is wrong without being parsed
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 _FENCED = re.compile(r"\s*(?P<fence>`{3,})[ \t]*[\w+#.-]*[ \t]*\r?\n(?P<text>.*?)\s*(?P=fence)\s*", re.S)
 
 
@@ -90,6 +91,16 @@ def keep_applicable(verdict: Verdict, applicable: Collection[str]) -> Verdict:
     """Return a verdict in which checks that do not apply to the row, whatever the answer is, are None."""
     checks = {name: passed if name in applicable else None for name, passed in verdict.checks.items()}
     return Verdict(checks=checks, reason=verdict.reason)
+
+
+def has_lone_surrogate(text: str) -> bool:
+    """Return whether a text has a lone surrogate, which UTF-8 cannot encode."""
+    return not text.isascii() and _LONE_SURROGATE.search(text) is not None
+
+
+def has_invalid_characters(text: str) -> bool:
+    """Return whether a text has a lone surrogate, or NUL, which ends a text in SQLite and in other parsers."""
+    return "\0" in text or has_lone_surrogate(text)
 
 
 def strip_code_fence(answer: str) -> str:

@@ -1,4 +1,4 @@
-"""Runs torch's agents of several nodes on one machine: `python -m launcher.launch.multi_agent ARGV-AS-JSON …`.
+"""Run torch's agents of several nodes on one machine: `python -m launcher.launch.multi_agent ARGV-AS-JSON …`.
 
 The agents end together: if one fails, the others get some time to report it and are then killed.
 """

@@ -1,4 +1,4 @@
-"""Starts the training of a run directory as `accelerate launch` does and supervises it until its last process ends."""
+"""Start the training of a run directory as `accelerate launch` does and supervise it until its last process ends."""
 
 from __future__ import annotations
 

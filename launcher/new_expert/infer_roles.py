@@ -274,7 +274,7 @@ def _make_roles(profile: RowProfile, flags: FieldFlags, kind: Kind, chosen: Chos
 
 def _make_task_roles(profile: RowProfile) -> Roles:
     """Return how rows with `input: {"instruction": …, "schema": …}` are read, which needs no field mapping."""
-    reader = make_row_reader(FieldMapping(), tuple(profile.fields), "input")
+    reader = make_row_reader(FieldMapping(), tuple(profile.fields), task="input")
     chosen = {"prompt": ("input", "an object with an instruction"), "answer": (str(reader.answer), _BY_NAME)}
     return Roles(kind="task", mapping=FieldMapping(), reader=reader, guesses=_make_guesses(profile, chosen))
 

@@ -56,7 +56,7 @@ class Proposal:
     options: Options
     profile: RowProfile
     roles: Roles
-    maker: DocumentBuilder
+    builder: DocumentBuilder
     prompt_hashes: frozenset[int]  # of the usable rows
     base: ModelShape
     template: ChosenTemplate
@@ -136,14 +136,14 @@ def make_proposal(profile: RowProfile, options: Options, base_folders: tuple[Pat
         own = load_chat_template(options.chat_template.parent, options.chat_template.name)
     template = choose_template(base, options.template, tokenizer, own)
     trains_all = roles.kind == "text"
-    maker = DocumentBuilder(reader=roles.reader, template=template.preview, trains_all=trains_all)
-    made, rejections = make_documents(maker, profile.rows)
-    documents = [document for _, document in made]
+    builder = DocumentBuilder(reader=roles.reader, template=template.preview, trains_all=trains_all)
+    usable_rows, rejections = make_documents(builder, profile.rows)
+    documents = [document for _, document in usable_rows]
     _check_usable(documents, rejections, profile, template)
     _check_variety(documents, profile)
     usable = len(documents) / len(profile.rows)
     num_rows = round(_count_rows(profile) * usable)
-    language = None if trains_all else _detect_language(options.task, made, maker)
+    language = None if trains_all else _detect_language(options.task, usable_rows, builder)
     row_tokens = [guess_tokens(document) for document in documents]
     # The rule of `launcher prepare`.
     cut = choose_validation_cut([document.prompt_hash for document in documents])
@@ -172,7 +172,7 @@ def make_proposal(profile: RowProfile, options: Options, base_folders: tuple[Pat
         options=options,
         profile=profile,
         roles=roles,
-        maker=maker,
+        builder=builder,
         prompt_hashes=frozenset(document.prompt_hash for document in documents),
         base=base,
         template=template,
@@ -189,16 +189,16 @@ def make_proposal(profile: RowProfile, options: Options, base_folders: tuple[Pat
     )
 
 
-def make_documents(maker: DocumentBuilder, rows: Sequence[Row]) -> tuple[list[tuple[Row, Document]], Rejections]:
+def make_documents(builder: DocumentBuilder, rows: Sequence[Row]) -> tuple[list[tuple[Row, Document]], Rejections]:
     """Return the usable rows with their documents, and the reasons why others are not usable."""
-    made, rejections = [], Rejections()
+    usable_rows, rejections = [], Rejections()
     for row in rows:
-        document = maker.make(row)
+        document = builder.make(row)
         if isinstance(document, BadRow):
             rejections.add(document)
         else:
-            made.append((row, document))
-    return made, rejections
+            usable_rows.append((row, document))
+    return usable_rows, rejections
 
 
 def _check_usable(
@@ -243,12 +243,14 @@ def _count_rows(profile: RowProfile) -> int:
     return round(num_rows * len(profile.rows) / len(first))
 
 
-def _detect_language(task: str | None, made: Sequence[tuple[Row, Document]], maker: DocumentBuilder) -> Language | None:
+def _detect_language(
+    task: str | None, usable_rows: Sequence[tuple[Row, Document]], builder: DocumentBuilder
+) -> Language | None:
     if task == NO_JUDGE:
         return None
-    documents = {row.number: document for row, document in made}
-    rows = sample_evenly([row for row, _ in made], _JUDGED_ROWS)
-    questions = [extract_question(maker, row, documents[row.number]) for row in rows]
+    documents = {row.number: document for row, document in usable_rows}
+    rows = sample_evenly([row for row, _ in usable_rows], _JUDGED_ROWS)
+    questions = [extract_question(builder, row, documents[row.number]) for row in rows]
     if task is None:
         return detect_language(questions)
     reason = "set by --task"

@@ -70,7 +70,7 @@ def load_splits(proposal: Proposal, data_format: str | None) -> dict[SplitName, 
 def _load_split(name: SplitName, path: Path, proposal: Proposal, data_format: str | None) -> SplitFile:
     profile = profile_file(path, data_format)
     _check_fields(name, profile, proposal)
-    made, rejections = make_documents(proposal.maker, profile.rows)
+    usable, rejections = make_documents(proposal.builder, profile.rows)
     if rejections.total > MAJORITY * len(profile.rows):
         raise InputError(
             f"{path}: {profile.format_share(rejections.total)} cannot be used",
@@ -78,12 +78,12 @@ def _load_split(name: SplitName, path: Path, proposal: Proposal, data_format: st
             hint=f"--{name} is read like the training rows, with the same fields",
         )
     notes = [f"{path.name}: {note}" for note in (*profile.notes, *note_bad_rows(profile, rejections))]
-    num_known = sum(document.prompt_hash in proposal.prompt_hashes for _, document in made)
+    num_known = sum(document.prompt_hash in proposal.prompt_hashes for _, document in usable)
     if num_known:
-        note = f"{path.name}: {num_known:,} of {len(made):,} rows have a prompt that is also in the training rows"
-        useless = "; this split cannot measure generalization" if num_known > MAJORITY * len(made) else ""
+        note = f"{path.name}: {num_known:,} of {len(usable):,} rows have a prompt that is also in the training rows"
+        useless = "; this split cannot measure generalization" if num_known > MAJORITY * len(usable) else ""
         notes.append(note + useless)
-    return SplitFile(source=profile.source, rows=tuple(row for row, _ in made), notes=tuple(notes))
+    return SplitFile(source=profile.source, rows=tuple(row for row, _ in usable), notes=tuple(notes))
 
 
 def _check_fields(name: SplitName, profile: RowProfile, proposal: Proposal) -> None:
@@ -91,7 +91,10 @@ def _check_fields(name: SplitName, profile: RowProfile, proposal: Proposal) -> N
     path, train_path = profile.source.path, proposal.profile.source.path
     reader, fields = proposal.roles.reader, tuple(profile.fields)
     if reader.task is not None:
-        if find_task_field(profile.rows) is None or make_row_reader(proposal.roles.mapping, fields, "input") != reader:
+        if (
+            find_task_field(profile.rows) is None
+            or make_row_reader(proposal.roles.mapping, fields, task="input") != reader
+        ):
             raise InputError(
                 f"{path}: the rows do not have the layout of {train_path}",
                 hint=f'each row needs {reader.answer!r} and "input", an object with the key "instruction"',
@@ -175,11 +178,12 @@ def _measure(proposal: Proposal, rows: Sequence[Row]) -> list[_MeasuredRow]:
     """Count the tokens of rows with tokenizer and template of the tiny base."""
     tokenizer = load_tokenizer(TINY_BASE_NAME, ())
     template = make_template("chatml", tokenizer)
-    maker = DocumentBuilder(reader=proposal.roles.reader, template=template, trains_all=proposal.trains_all)
-    made, _ = make_documents(maker, sample_evenly(rows, _MEASURED_ROWS))
+    builder = DocumentBuilder(reader=proposal.roles.reader, template=template, trains_all=proposal.trains_all)
+    usable, _ = make_documents(builder, sample_evenly(rows, _MEASURED_ROWS))
     encoder = TextEncoder(tokenizer, template)
     return [
-        _MeasuredRow(row, sum(encoder.count_tokens(document.segments)), document.prompt_hash) for row, document in made
+        _MeasuredRow(row, sum(encoder.count_tokens(document.segments)), document.prompt_hash)
+        for row, document in usable
     ]
 
 

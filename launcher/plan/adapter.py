@@ -30,9 +30,9 @@ def decide_adapter(context: PlanContext) -> tuple[AdapterPlan, list[Decision]]:
         kind,
         config.rank,
         targets,
-        config.feedforward_modules,
-        config.target_parameters,
-        config.modules_to_save,
+        feedforward_modules=config.feedforward_modules,
+        target_parameters=config.target_parameters,
+        modules_to_save=config.modules_to_save,
     )
     trainable += 0 if kind == "full" else count_new_rows(base, config.modules_to_save, len(config.new_tokens))
     dropout, dropout_decision = _decide_dropout(context)

@@ -3,7 +3,7 @@
 The memory estimate is raised by the largest excess of a similar run. It is lowered only if at least three similar runs
 stayed below their estimates: to their highest ratio plus the spread, and never for a run larger than those. The speed
 estimate is scaled by the median ratio of the last runs. The search for a layout uses uncorrected speed estimates, so
-that strategies with measured runs are not favoured over others.
+that strategies with measured runs are not favored over others.
 """
 
 from __future__ import annotations

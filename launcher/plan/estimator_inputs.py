@@ -13,7 +13,9 @@ from launcher.plan.estimate.step_time import Workload
 from launcher.plan.model import Plan
 
 
-def make_recipe(settings: ModelSettings | Plan, hardware: Hardware, sequence_length: int, *, compiled: bool) -> Recipe:
+def make_simplest_recipe(
+    settings: ModelSettings | Plan, hardware: Hardware, sequence_length: int, *, compiled: bool
+) -> Recipe:
     """Return the memory estimate's inputs for the simplest layout: strategy single, micro-batch 1, no checkpointing."""
     return Recipe(
         adapter=settings.adapter.kind,
@@ -45,7 +47,7 @@ def make_recipe(settings: ModelSettings | Plan, hardware: Hardware, sequence_len
 
 def recipe_from_plan(plan: Plan) -> Recipe:
     """Return the inputs of the memory estimate of a finished plan."""
-    smallest = make_recipe(plan, plan.hardware, plan.batch.sequence_length, compiled=plan.compile is not None)
+    smallest = make_simplest_recipe(plan, plan.hardware, plan.batch.sequence_length, compiled=plan.compile is not None)
     return replace(
         smallest,
         checkpointing=plan.checkpointing,

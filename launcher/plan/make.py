@@ -44,7 +44,7 @@ from launcher.plan.search import (
     find_faster_sharding,
     fits_memory,
     leanest_layout,
-    make_recipe,
+    make_layout_recipe,
 )
 from launcher.plan.smoke import make_smoke_sizes, replace_reasons
 from launcher.plan.speed_estimate import lookup_speed_correction, make_speed_plan
@@ -106,7 +106,7 @@ def _find_choice(context: PlanContext) -> _Choice:
     first = _search(context, settings)
     if first.layout is not None and first.layout.offload == "none":
         return first
-    needed = estimate_layout_memory(first.inputs, leanest_layout(first.inputs)).total_bytes
+    needed = estimate_layout_memory(first.inputs, leanest_layout(first.inputs, Candidate("single"))).total_bytes
     for leaner in iterate_leaner_settings(context, settings, needed - first.inputs.budget.usable_bytes):
         choice = _search(context, leaner)
         if choice.layout is not None:
@@ -168,7 +168,7 @@ def _assemble(context: PlanContext, choice: _Choice, layout: Layout) -> Plan:
         _explain_checkpointing(context, inputs, candidates, layout),
         choice.compile_decision,
         *scope,
-        plan_decision("layers", *explain_layer_path(context.base, make_recipe(inputs, layout))),
+        plan_decision("layers", *explain_layer_path(context.base, make_layout_recipe(inputs, layout))),
         *captures_decision,
         *loader_decisions,
         *schedule_decisions,
@@ -225,7 +225,7 @@ def _more_notes(
     gaps = context.options.judge_gaps
     offloads = choice.layout is not None and choice.layout.offload != "none"
     slow = describe_slow_settings(context, speed, _estimate_speed)
-    faster = describe_faster_alternatives(context, choice.inputs, offloads, speed, _estimate_speed)
+    faster = describe_faster_alternatives(context, choice.inputs, speed, _estimate_speed, offloads=offloads)
     return (*slow, *faster, *([gaps] if gaps and task_eval is not None else []))
 
 
@@ -262,7 +262,7 @@ def _make_memory_plan(inputs: SearchInputs, layout: Layout, saving_bytes: int) -
 
 def _explain_calibration(context: PlanContext, inputs: SearchInputs, layout: Layout) -> list[Decision]:
     """Return the decisions that explain how measured runs correct the memory and speed estimates."""
-    recipe = make_recipe(inputs, layout)
+    recipe = make_layout_recipe(inputs, layout)
     allocated = estimate_memory(inputs.shape, recipe).allocated_bytes
     memory = compute_memory_correction(inputs.calibration, make_family(inputs.shape, recipe), allocated)
     speed, is_estimated = lookup_speed_correction(context, inputs, layout)

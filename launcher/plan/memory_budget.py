@@ -16,7 +16,7 @@ from launcher.plan.dtype_and_kernels import ModelSettings
 from launcher.plan.estimate.communication import Exchange, make_exchange
 from launcher.plan.estimate.memory.recipe import Recipe
 from launcher.plan.estimate.step_time import Workload
-from launcher.plan.estimator_inputs import make_recipe, make_workload
+from launcher.plan.estimator_inputs import make_simplest_recipe, make_workload
 from launcher.plan.schedule import count_step_sequences
 
 LEVELS: tuple[Checkpointing, ...] = ("none", "selective", "full")
@@ -102,7 +102,7 @@ def make_budget(hardware: Hardware) -> Budget:
 def make_search_inputs(context: PlanContext, settings: ModelSettings, *, compiled: bool) -> SearchInputs:
     """Return the inputs of the search for a layout."""
     length, rows = context.config.max_seq_length, context.rows
-    recipe = make_recipe(settings, context.hardware, length, compiled=compiled)
+    recipe = make_simplest_recipe(settings, context.hardware, length, compiled=compiled)
     return SearchInputs(
         shape=context.base,
         hardware=context.hardware,

@@ -20,7 +20,7 @@ from launcher.plan.search import (
     count_accumulation_steps,
     estimate_step_seconds,
     find_best_layout,
-    make_recipe,
+    make_layout_recipe,
     split_step_seconds,
 )
 from launcher.plan.suggestions import (
@@ -78,7 +78,7 @@ def make_notes(context: PlanContext, inputs: SearchInputs, layout: Layout, fewer
     if inputs.recipe.trainable_dtype == "bf16" and num_micro_steps > 1:
         yield f"gradients of {num_micro_steps} micro-steps are added up in BF16, like the weights"
     if context.config.precision == "fp8":
-        yield _describe_fp8(inputs.recipe.fp8_base)
+        yield _describe_fp8(is_used=inputs.recipe.fp8_base)
     if layout.offload != "none" and (leaner := find_leaner_full(inputs)):
         yield f"with {leaner} it would fit without offloading, and train many times faster"
     if context.gpu is not None:
@@ -95,7 +95,7 @@ def make_notes(context: PlanContext, inputs: SearchInputs, layout: Layout, fewer
             f"the base's attention_dropout of {context.base.attention_dropout:g} is not applied: attention kernels for "
             "packed documents have no dropout; `dropout` regularizes the adapter"
         )
-    recipe = make_recipe(inputs, layout)
+    recipe = make_layout_recipe(inputs, layout)
     sums_exactly = accumulates_in_fp32(layout.strategy, layout.offload) or recipe.compute_dtype == "fp32"
     if recipe.accumulates_gradients and not sums_exactly:
         yield (
@@ -114,7 +114,7 @@ def make_notes(context: PlanContext, inputs: SearchInputs, layout: Layout, fewer
         yield f"the manifest lists more base models ({others}); --base selects one"
 
 
-def _describe_fp8(is_used: bool) -> str:
+def _describe_fp8(*, is_used: bool) -> str:
     if is_used:
         return "FP8 is experimental: compare the result with a training in BF16 before you rely on it"
     return "precision fp8 is not used: the smoke profile trains a tiny base; --profile full uses it, on a GPU"
@@ -205,7 +205,7 @@ def _describe_changes(slow: Collection[str]) -> str:
 
 
 def describe_faster_alternatives(
-    context: PlanContext, inputs: SearchInputs, offloads: bool, planned: SpeedPlan, estimate_speed: EstimateSpeed
+    context: PlanContext, inputs: SearchInputs, planned: SpeedPlan, estimate_speed: EstimateSpeed, *, offloads: bool
 ) -> Iterator[str]:
     """Yield notes on quantization, precision and packing, which are faster but change what is trained."""
     speed, config = planned.tokens_per_second, context.config

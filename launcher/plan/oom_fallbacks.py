@@ -49,7 +49,7 @@ def _iterate_layouts(
     for level in LEVELS[LEVELS.index(layout.checkpointing) + 1 :]:
         layout = replace(layout, checkpointing=level)
         yield f"gradient checkpointing: {level}", layout
-    current = (layout.strategy, layout.offload)
+    current = Candidate(layout.strategy, layout.offload)
     later = candidates[candidates.index(current) + 1 :] if current in candidates else ()
     for strategy, offload in later:
         moved = "" if offload == "none" else f" with {offload.replace('_', ' ')} on the CPU"

@@ -3,9 +3,10 @@
 If each rank holds the full model, checkpointing is dropped first, at a small micro-batch, and only then does the
 micro-batch grow. So more memory never leads to more checkpointing or to a smaller micro-batch, except to make room for
 a CUDA graph, for large quantized bases, whose weights are dequantized in every micro-step, and for short sequences,
-fewer of which may fit without checkpointing and be faster. If weights are gathered
-or fetched for every micro-step, fewer and larger micro-steps may be worth the recomputation that makes room for them:
-all combinations are compared in that case.
+fewer of which may fit without checkpointing and be faster.
+
+If weights are gathered or fetched for every micro-step, fewer and larger micro-steps may be worth the recomputation
+that makes room for them: all combinations are compared in that case.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from math import ceil
 
 from launcher.core.choices import SHARDED_STRATEGIES, Checkpointing, Offload, Strategy
 from launcher.plan.calibration import correct_memory
-from launcher.plan.estimate.communication import StepTime, estimate_step, make_collectives
+from launcher.plan.estimate.communication import StepTime, estimate_step_time, make_collectives
 from launcher.plan.estimate.memory import MemoryEstimate, estimate_memory
 from launcher.plan.estimate.memory.recipe import Recipe
 from launcher.plan.estimate.step_time import (
@@ -66,7 +67,7 @@ def estimate_layout_memory(inputs: SearchInputs, layout: Layout, *, cautious: bo
 
     `cautious` assumes gradient accumulation even for a single micro-step, so that memory grows with the micro-batch.
     """
-    recipe = make_recipe(inputs, layout, cautious=cautious)
+    recipe = make_layout_recipe(inputs, layout, cautious=cautious)
     return correct_memory(inputs.shape, recipe, estimate_memory(inputs.shape, recipe), inputs.calibration)
 
 
@@ -81,19 +82,19 @@ def uses_cuda_graph(inputs: SearchInputs, layout: Layout) -> bool:
         return False
     if layout.strategy != "single" and (layout.strategy != "ddp" or inputs.recipe.adapter == "full"):
         return False
-    recipe = _make_recipe(inputs, layout, accumulates=True, graphed=True)
+    recipe = _apply_layout(inputs, layout, accumulates=True, graphed=True)
     memory = correct_memory(inputs.shape, recipe, estimate_memory(inputs.shape, recipe), inputs.calibration)
     return memory.total_bytes <= _MAX_GRAPH_MEMORY * min(inputs.budget.device_bytes, inputs.budget.free_bytes)
 
 
-def make_recipe(inputs: SearchInputs, layout: Layout, *, cautious: bool = False) -> Recipe:
+def make_layout_recipe(inputs: SearchInputs, layout: Layout, *, cautious: bool = False) -> Recipe:
     """Return the inputs of a layout's memory estimate. A CUDA graph keeps gradients alive, as accumulation does."""
     graphed = uses_cuda_graph(inputs, layout)
     accumulates = cautious or count_accumulation_steps(inputs, layout) > 1 or graphed
-    return _make_recipe(inputs, layout, accumulates=accumulates, graphed=graphed)
+    return _apply_layout(inputs, layout, accumulates=accumulates, graphed=graphed)
 
 
-def _make_recipe(inputs: SearchInputs, layout: Layout, *, accumulates: bool, graphed: bool) -> Recipe:
+def _apply_layout(inputs: SearchInputs, layout: Layout, *, accumulates: bool, graphed: bool) -> Recipe:
     return replace(
         inputs.recipe,
         strategy=layout.strategy,
@@ -119,7 +120,12 @@ def fits_memory(inputs: SearchInputs, layout: Layout) -> bool:
 
 def fits_host_memory(inputs: SearchInputs, memory: MemoryEstimate) -> bool:
     """Return whether the offloaded state of all ranks of a node fits in its CPU memory."""
-    return memory.host_bytes * max(1, inputs.hardware.gpus_per_node) <= inputs.budget.usable_host_bytes
+    return count_node_host_bytes(inputs, memory) <= inputs.budget.usable_host_bytes
+
+
+def count_node_host_bytes(inputs: SearchInputs, memory: MemoryEstimate) -> int:
+    """Return the bytes of CPU memory that the offloaded state of all ranks of a node takes."""
+    return memory.host_bytes * max(1, inputs.hardware.gpus_per_node)
 
 
 def find_best_layout(inputs: SearchInputs, candidates: tuple[Candidate, ...]) -> Layout | None:
@@ -140,7 +146,7 @@ def find_faster_sharding(
     inputs: SearchInputs, candidates: tuple[Candidate, ...], layout: Layout
 ) -> tuple[Strategy, float] | None:
     """Return the best sharded strategy and how much faster than a layout it is estimated to be; None if it is not."""
-    sharded = tuple(one for one in candidates if one[0] in SHARDED_STRATEGIES and one[1] == "none")
+    sharded = tuple(each for each in candidates if each.strategy in SHARDED_STRATEGIES and each.offload == "none")
     best = find_best_layout(inputs, sharded)
     gain = 0.0 if best is None else estimate_step_seconds(inputs, layout) / estimate_step_seconds(inputs, best) - 1
     return None if best is None or gain < _MENTIONED_GAIN else (best.strategy, gain)
@@ -195,7 +201,7 @@ def _find_usual_split(inputs: SearchInputs, start: Layout) -> Layout:
 
 def _find_in_one_micro_batch(inputs: SearchInputs, strategy: Strategy) -> Layout | None:
     """Return the layout with the least recomputation that fits a rank's batch as one micro-batch; None if none does."""
-    whole = replace(leanest_layout(inputs, (strategy, "none")), micro_batch_size=inputs.slots_per_rank)
+    whole = replace(leanest_layout(inputs, Candidate(strategy)), micro_batch_size=inputs.slots_per_rank)
     layouts = (replace(whole, checkpointing=level) for level in inputs.levels)
     return next((layout for layout in layouts if fits_memory(inputs, layout)), None)
 
@@ -236,10 +242,11 @@ def _count_filled_steps(inputs: SearchInputs, layout: Layout) -> int:
     return ceil(inputs.filled_slots_per_rank / layout.micro_batch_size)
 
 
-def leanest_layout(inputs: SearchInputs, candidate: Candidate = ("single", "none")) -> Layout:
+def leanest_layout(inputs: SearchInputs, candidate: Candidate) -> Layout:
     """Return the layout that needs the least memory with a given strategy and offloading."""
-    strategy, offload = candidate
-    return Layout(strategy=strategy, offload=offload, checkpointing=inputs.levels[-1], micro_batch_size=1)
+    return Layout(
+        strategy=candidate.strategy, offload=candidate.offload, checkpointing=inputs.levels[-1], micro_batch_size=1
+    )
 
 
 def estimate_step_seconds(inputs: SearchInputs, layout: Layout) -> float:
@@ -270,7 +277,7 @@ def _estimate_chunked_seconds(inputs: SearchInputs, layout: Layout) -> float:
 
 def estimate_time(inputs: SearchInputs, layout: Layout) -> StepTime:
     """Return the time of one optimizer step, without offloading."""
-    return estimate_step(
+    return estimate_step_time(
         make_collectives(
             layout.strategy,
             inputs.exchange,

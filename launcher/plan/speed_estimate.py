@@ -19,7 +19,7 @@ from launcher.plan.schedule import PACKING_EFFICIENCY, RunLength, count_step_seq
 from launcher.plan.search import (
     Layout,
     estimate_step_seconds,
-    make_recipe,
+    make_layout_recipe,
     split_step_seconds,
     uses_cuda_graph,
 )
@@ -38,7 +38,7 @@ def lookup_speed_correction(
     context: PlanContext, inputs: SearchInputs, layout: Layout
 ) -> tuple[Correction | None, bool]:
     """Return the correction from measured runs, and whether it corrects an estimate (or replaces a missing one)."""
-    family = make_family(inputs.shape, make_recipe(inputs, layout))
+    family = make_family(inputs.shape, make_layout_recipe(inputs, layout))
     gpu, known = context.gpu, inputs.calibration
     if gpu is None or estimate_seconds_per_token(gpu, inputs.workload) is None:
         return compute_measured_speed(known, family, context.base.name), False

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from launcher.core.choices import (
     DEEPSPEED_STRATEGIES,
     EIGHT_BIT_OPTIMIZERS,
@@ -15,7 +17,13 @@ from launcher.core.units import format_percent
 from launcher.plan.context import PlanContext, flag_decision, hardware_decision, manifest_decision, plan_decision
 from launcher.plan.model import Decision
 
-Candidate = tuple[Strategy, Offload]
+
+class Candidate(NamedTuple):
+    """A strategy to try, and what is offloaded to CPU memory with it."""
+
+    strategy: Strategy
+    offload: Offload = "none"
+
 
 TITLES: dict[Strategy, str] = {
     "single": "one process",
@@ -54,25 +62,32 @@ def make_candidates(
 ) -> tuple[Candidate, ...]:
     """Return the strategies to try in order of preference: simple before complicated, offloading last."""
     if _is_plain_cpu(context):
-        return (("single", "none"),)
+        return (Candidate("single"),)
     strategy, offload = get_requested_strategy(context), context.config.offload
     _check_combination(context, strategy, quantization, optimizer)
     if strategy in DEEPSPEED_STRATEGIES and context.lacks("deepspeed"):
         raise InputError(
             f"{strategy} needs the package deepspeed, which is not installed", hint="pip install deepspeed"
         )
-    shardable = optimizer not in EIGHT_BIT_OPTIMIZERS and not _saves_frozen_weights(context) and not is_chunked
     config = context.config
-    whole = config.target_parameters, config.modules_to_save, config.new_tokens, config.init_lora_weights
-    shardable = shardable and not any(whole) and config.precision != "fp8"
+    needs_whole_weights = (
+        config.target_parameters or config.modules_to_save or config.new_tokens or config.init_lora_weights
+    )
+    is_shardable = (
+        optimizer not in EIGHT_BIT_OPTIMIZERS
+        and not is_chunked
+        and not needs_whole_weights
+        and config.precision != "fp8"
+        and not _saves_frozen_weights(context)
+    )
     if strategy is None:
-        pool = _list_automatic(context, shardable, quantization)
+        candidates = _list_automatic(context, quantization, is_shardable=is_shardable)
     else:
-        moves: tuple[Offload, ...] = ("none", "optimizer", "optimizer_and_parameters")
-        pool = tuple((strategy, moved) for moved in moves if _can_offload(strategy, moved))
+        offloads: tuple[Offload, ...] = ("none", "optimizer", "optimizer_and_parameters")
+        candidates = tuple(Candidate(strategy, each) for each in offloads if _can_offload(strategy, each))
     if context.lacks("deepspeed") or context.base.experts is not None:
-        pool = tuple(candidate for candidate in pool if candidate[0] not in DEEPSPEED_STRATEGIES)
-    return tuple((kind, moved) for kind, moved in pool if offload in ("auto", moved)) or pool[:1]
+        candidates = tuple(each for each in candidates if each.strategy not in DEEPSPEED_STRATEGIES)
+    return tuple(each for each in candidates if offload in ("auto", each.offload)) or candidates[:1]
 
 
 def _saves_frozen_weights(context: PlanContext) -> bool:
@@ -80,18 +95,19 @@ def _saves_frozen_weights(context: PlanContext) -> bool:
     return context.config.adapter_type == "full" and context.base.frozen_parameters > 0
 
 
-def _list_automatic(context: PlanContext, shardable: bool, quantization: Quantization) -> tuple[Candidate, ...]:
+def _list_automatic(context: PlanContext, quantization: Quantization, *, is_shardable: bool) -> tuple[Candidate, ...]:
+    """Return the strategies to try if neither the command line nor the manifest names one."""
     is_alone = context.num_ranks == 1
-    replicated: tuple[Candidate, ...] = (("single" if is_alone else "ddp", "none"),)
-    if not shardable:
-        return replicated
-    sharded: tuple[Candidate, ...] = (("fsdp2", "none"),)
-    if _has_several_nodes_of_gpus(context):
-        sharded = (("hsdp", "none"), *sharded)
-    offloaded: tuple[Candidate, ...] = (("zero2", "optimizer"), ("zero3", "optimizer"))
+    candidates = [Candidate("single" if is_alone else "ddp")]
+    if not is_shardable:
+        return tuple(candidates)
+    if not is_alone:
+        candidates += [Candidate("hsdp")] if _has_several_nodes_of_gpus(context) else []
+        candidates.append(Candidate("fsdp2"))
+    candidates += [Candidate("zero2", "optimizer"), Candidate("zero3", "optimizer")]
     if quantization == "none":
-        offloaded += (("zero3", "optimizer_and_parameters"),)
-    return replicated + (() if is_alone else sharded) + offloaded
+        candidates.append(Candidate("zero3", "optimizer_and_parameters"))
+    return tuple(candidates)
 
 
 def _has_several_nodes_of_gpus(context: PlanContext) -> bool:

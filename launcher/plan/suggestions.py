@@ -18,7 +18,7 @@ from launcher.hardware.model import Gpu, Hardware
 from launcher.plan.context import PlanContext
 from launcher.plan.estimate.memory import MemoryEstimate
 from launcher.plan.memory_budget import CPU_HEADROOM, SearchInputs, make_budget
-from launcher.plan.search import Layout, estimate_layout_memory, find_best_layout, leanest_layout
+from launcher.plan.search import Layout, count_node_host_bytes, estimate_layout_memory, find_best_layout, leanest_layout
 from launcher.plan.strategy import Candidate
 
 _MIN_SEQUENCE_LENGTH = 256
@@ -54,8 +54,9 @@ def make_does_not_fit_error(
 def _format_title(inputs: SearchInputs, leanest: MemoryEstimate) -> str:
     budget = inputs.budget
     if leanest.total_bytes <= budget.usable_bytes:
+        needed = format_gib(count_node_host_bytes(inputs, leanest))
         return (
-            f"{inputs.shape.name} does not fit: offloading needs {format_gib(_host_bytes(inputs, leanest))} of CPU "
+            f"{inputs.shape.name} does not fit: offloading needs {needed} of CPU "
             f"memory per node, and {format_gib(budget.usable_host_bytes)} of {format_gib(budget.host_bytes)} are usable"
         )
     held = budget.device_bytes - budget.free_bytes
@@ -66,20 +67,16 @@ def _format_title(inputs: SearchInputs, leanest: MemoryEstimate) -> str:
     )
 
 
-def _host_bytes(inputs: SearchInputs, memory: MemoryEstimate) -> int:
-    return memory.host_bytes * max(1, inputs.hardware.gpus_per_node)
-
-
 def _suggest(
     context: PlanContext, inputs: SearchInputs, leanest: MemoryEstimate, find_layout: FindLayout
 ) -> Iterator[str]:
     """Yield settings with which the complete plan fits, so that a user who follows one gets a plan."""
     hardware = context.hardware
-    if hardware.free_vram_mib is not None and find_layout(_on(context, hardware, free_vram_mib=None)):
+    if hardware.free_vram_mib is not None and find_layout(_with_hardware(context, free_vram_mib=None)):
         yield "it fits once the other processes have ended"
     if leanest.total_bytes <= inputs.budget.usable_bytes:
-        needed = ceil(_host_bytes(inputs, leanest) / (1 - CPU_HEADROOM) / GIB)
-        if find_layout(_on(context, hardware, ram_gib_per_node=needed)):
+        needed = ceil(count_node_host_bytes(inputs, leanest) / (1 - CPU_HEADROOM) / GIB)
+        if find_layout(_with_hardware(context, ram_gib_per_node=needed)):
             yield f"--ram {needed} fits, if each node has that many GiB"
     if inputs.levels[-1] != "full" and find_layout(with_config(context, gradient_checkpointing=True)):
         yield "gradient_checkpointing true fits, or let the plan decide"
@@ -99,7 +96,7 @@ def _suggest_without_limits(context: PlanContext, find_layout: FindLayout) -> It
     """Suggest to leave out --vram-limit or --strategy."""
     hardware, options = context.hardware, context.options
     whole = None if hardware.gpu is None or hardware.vram_limit_mib is None else GPUS.get(hardware.gpu.key)
-    if whole and hardware.source == "catalogue" and find_layout(_on(context, hardware, gpu=whole)):
+    if whole and hardware.source == "catalogue" and find_layout(_with_hardware(context, gpu=whole)):
         yield f"without --vram-limit it fits ({format_gib(whole.memory_bytes)})"
     if options.strategy and find_layout(replace(context, options=replace(options, strategy=None))):
         yield "without --strategy it fits"
@@ -123,9 +120,9 @@ def with_config(context: PlanContext, **changes: Any) -> PlanContext:
     return replace(context, config=context.config.model_copy(update=changes))
 
 
-def _on(context: PlanContext, hardware: Hardware, **changes: Any) -> PlanContext:
+def _with_hardware(context: PlanContext, **changes: Any) -> PlanContext:
     """Return the inputs of a plan for other hardware. A remembered OOM applies to the same GPU model only."""
-    changed = hardware.model_copy(update=changes)
+    changed = context.hardware.model_copy(update=changes)
     options = context.options if changed.gpu == context.gpu else replace(context.options, oom_bytes=None)
     return replace(context, hardware=changed, options=options)
 
@@ -178,7 +175,7 @@ def _find_fitting_batch(inputs: SearchInputs) -> int | None:
 
     def fits(size: int) -> bool:
         smaller = replace(inputs, global_batch_size=size, step_sequences=min(size, inputs.step_sequences))
-        return find_best_layout(smaller, (("single", "none"),)) is not None
+        return find_best_layout(smaller, (Candidate("single"),)) is not None
 
     sizes = range(1, inputs.global_batch_size + 1) if inputs.recipe.optimizer_in_bwd else [inputs.global_batch_size]
     num_fitting = bisect_left(sizes, True, key=lambda size: not fits(size))
@@ -188,8 +185,8 @@ def _find_fitting_batch(inputs: SearchInputs) -> int | None:
 def list_candidates_without_offload(inputs: SearchInputs) -> tuple[Candidate, ...]:
     """Return the strategies to try without offloading: single for one rank, else DDP and FSDP2."""
     if inputs.hardware.num_ranks == 1:
-        return (("single", "none"),)
-    return (("ddp", "none"), ("fsdp2", "none"))
+        return (Candidate("single"),)
+    return (Candidate("ddp"), Candidate("fsdp2"))
 
 
 def fits_with_int4(inputs: SearchInputs) -> bool:
@@ -216,7 +213,7 @@ def _find_more_gpus(context: PlanContext, find_layout: FindLayout) -> str | None
         return None
     for gpus, nodes in ((2, 1), (4, 1), (8, 1), (8, 2), (8, 4)):
         if gpus >= hardware.gpus_per_node and nodes >= hardware.nodes and gpus * nodes > hardware.num_ranks:
-            layout = find_layout(_on(context, hardware, gpus_per_node=gpus, nodes=nodes))
+            layout = find_layout(_with_hardware(context, gpus_per_node=gpus, nodes=nodes))
             if layout is not None and layout.offload == "none":
                 return f"--gpus {gpus}" + (f" --nodes {nodes}" if nodes > 1 else "")
     return None
@@ -231,7 +228,7 @@ def _find_larger_gpu(context: PlanContext, find_layout: FindLayout) -> Gpu | Non
         is_larger = gpu.memory_mib > max(tried) and gpu.has_bf16 == here.has_bf16
         if is_larger and "laptop" not in gpu.key:
             tried.add(gpu.memory_mib)
-            if find_layout(_on(context, context.hardware, gpu=gpu, free_vram_mib=None)):
+            if find_layout(_with_hardware(context, gpu=gpu, free_vram_mib=None)):
                 return gpu
     return None
 

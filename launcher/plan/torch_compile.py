@@ -96,8 +96,8 @@ def _saved_seconds(context: PlanContext, eager: Searched, compiled: Searched) ->
     is_known = gpu is not None and estimate_seconds_per_token(gpu, compiled.inputs.workload) is not None
     if num_steps is None or not is_known or eager.layout is None or compiled.layout is None:
         return None
-    saved = estimate_step_seconds(*eager) - estimate_step_seconds(*compiled)  # type: ignore[arg-type]
-    return saved * num_steps
+    eager_seconds = estimate_step_seconds(eager.inputs, eager.layout)
+    return num_steps * (eager_seconds - estimate_step_seconds(compiled.inputs, compiled.layout))
 
 
 def make_compile_plan(

@@ -11,10 +11,10 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from launcher.core.errors import ExitCode, InputError, LauncherError
+from launcher.core.errors import ExitCode, LauncherError
 from launcher.core.frozen_model import Frozen
 from launcher.core.metrics import EVAL_LOSS, TRAIN_LOSS, StepMetrics, find_values, load_metrics
-from launcher.core.run_files import load_model
+from launcher.core.run_files import load_model_or_none
 from launcher.core.run_paths import RunPaths, write_text_atomically
 from launcher.manifest import load_manifest
 from launcher.manifest.trust import list_judge_code, list_remote_code
@@ -112,10 +112,7 @@ def write_outcome(path: Path, outcome: Outcome) -> None:
 
 def load_outcome(path: Path) -> Outcome | None:
     """Return the outcome, None if it is missing or unreadable."""
-    try:
-        return load_model(Outcome, path)
-    except InputError:
-        return None
+    return load_model_or_none(Outcome, path)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

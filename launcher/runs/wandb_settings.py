@@ -16,9 +16,8 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 from launcher.core import metrics
-from launcher.core.errors import InputError
 from launcher.core.redaction import redact_tree
-from launcher.core.run_files import load_model
+from launcher.core.run_files import load_model_or_none
 from launcher.core.run_paths import RunPaths, write_text_atomically
 from launcher.core.worker import call_with_timeout
 from launcher.hardware.model import Hardware, format_gpus
@@ -185,10 +184,7 @@ def make_summary(paths: RunPaths, outcome: Outcome) -> dict[str, object]:
 
 def load_trace(paths: RunPaths) -> WandbTrace | None:
     """Load wandb.json; None if it is missing or unreadable."""
-    try:
-        return load_model(WandbTrace, paths.wandb)
-    except InputError:
-        return None
+    return load_model_or_none(WandbTrace, paths.wandb)
 
 
 def write_trace(paths: RunPaths, trace: WandbTrace) -> None:

@@ -49,7 +49,7 @@ def _train_from(
     timer = StepTimer(device)
     if progress.owes_evaluation:
         values = evaluator.evaluate(progress.step)
-        if evaluator.is_owed:
+        if evaluator.must_repeat:
             return
         progress.owes_evaluation = False
         results.report_evaluation(progress.step, values)
@@ -70,9 +70,7 @@ def _train_from(
         if evaluates:
             progress.owes_evaluation = True
             values = evaluator.evaluate(step)
-            if (
-                evaluator.is_owed
-            ):  # a signal interrupted it: the resumed run repeats it, so that the best step is the same
+            if evaluator.must_repeat:  # a signal interrupted it; the resumed run repeats it before it continues
                 saves = stops = True
             else:
                 saves |= results.report_evaluation(step, values)

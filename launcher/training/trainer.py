@@ -106,11 +106,11 @@ def _train_once(
     stop: StopOnSignal,
     goodput: GoodputTracker,
 ) -> TrainResult:
-    run, proof = build_run(inputs.plan, inputs.paths, inputs.store, inputs.folders, accelerator, inputs.vocab_size)
+    run, check = build_run(inputs.plan, inputs.paths, inputs.store, inputs.folders, accelerator, inputs.vocab_size)
     _stop_before_training(stop, accelerator)
     compiled = run_warmup_step(run)
     startup.end_phase("warm-up step")
-    report = _report_runtime(run, proof, compiled, recorder)
+    report = _report_runtime(run, check, compiled, recorder)
     spent = recorder.add_spent_seconds(get_total_seconds(_load_rows(run)))  # before rows are dropped
     _stop_before_training(stop, accelerator)
     resume_point = resume_run(run, inputs.options)
@@ -213,12 +213,12 @@ def _train_and_save(
 
 
 def _report_runtime(
-    run: TrainingRun, proof: PackingCheck, compiled: CompileResult, recorder: RunRecorder
+    run: TrainingRun, check: PackingCheck, compiled: CompileResult, recorder: RunRecorder
 ) -> dict[str, str]:
     """Print and record which attention, dtypes, kernels and optimizer are active in this process."""
     document = select_documents(run.train.file, run.plan.batch.sequence_length)[:1]
     ops = record_forward_ops(run.engine.model, collate_documents(document, run.plan).to(run.engine.device))
-    report = describe_runtime(run, proof, ops, compiled.description)
+    report = describe_runtime(run, check, ops, compiled.description)
     startup.end_phase("report")
     report["start-up"] = startup.describe()
     width = max(map(len, report))

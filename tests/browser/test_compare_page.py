@@ -519,7 +519,7 @@ def test_missing_metrics_are_named(chrome: Chrome, tmp_path: Path) -> None:
     file.write_text(render_html(make_comparison([*facts, fresh], made_at=MADE_AT)), encoding="utf-8")
     page = Page(chrome, file)
     page.settle()
-    assert "No run recorded: validation loss, MFU, VRAM, GPU utilisation, data wait." in page.find("#left-out").text
+    assert "No run recorded: validation loss, MFU, VRAM, GPU utilization, data wait." in page.find("#left-out").text
     assert page.find_all(".plot[data-metric='throughput/device/mfu']") == []
     assert "not started" in page.find("#legend .run[data-run='2']").text
     assert page.complaints() == []

@@ -102,6 +102,10 @@ PINNED = {
     "launcher bench attention neo4j": _GPU,
     "launcher bench attention shop": _GPU,
     "launcher bench ablation neo4j": _BENCH,
+    "launcher bench ablation neo4j --profile full --random-weights --set training.dataset.path=sample/train.jsonl "
+    "--set training.dataset.format=jsonl --set training.config.torch_compile=true --set training.config.batch_size=4 "
+    "--set training.config.precision=fp8 --warm 1 --steps 50 --seconds 11": _GPU,
+    "launcher train neo4j --profile full --random-weights --max-steps 20": _GPU,
     "launcher bench ablation shop": _BENCH,
     "python -m benchmarks.memory_grid --out rows.jsonl --minutes 10": _GPU,
     "python -m benchmarks.memory_grid --list --gpu h200": _MEASURED,

@@ -37,7 +37,7 @@ VARIABLES: Mapping[str, str] = {
     "HF_HOME": "the Hugging Face cache; `HF_HUB_CACHE`, `HF_DATASETS_CACHE`, `HF_TOKEN` and `HF_HUB_OFFLINE` "
     "also apply",
     "CUDA_VISIBLE_DEVICES": "GPUs to plan for and use; empty: none",
-    "NO_COLOR": "no colours; `COLUMNS` sets the width of tables (at least 60)",
+    "NO_COLOR": "no colors; `COLUMNS` sets the width of tables (at least 60)",
 }
 _HEADER = """# Command line
 

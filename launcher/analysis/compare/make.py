@@ -25,7 +25,7 @@ _CHARTS: tuple[tuple[str, str, str | None], ...] = (
     (metrics.TOKENS_PER_SECOND, "tokens per second", "tokens_per_second"),
     (metrics.DEVICE_MFU, "MFU", "mfu"),
     (metrics.PEAK_ALLOCATED_GIB, "VRAM", "peak_allocated_gib"),
-    (metrics.GPU_UTILIZATION, "GPU utilisation", "gpu_utilization"),
+    (metrics.GPU_UTILIZATION, "GPU utilization", "gpu_utilization"),
     (metrics.DATA_WAIT_SHARE, "data wait", "data_wait_share"),
     (metrics.DATA_WAIT_SECONDS, "host data wait", None),
     (metrics.GRAD_NORM, "gradient norm", None),
@@ -43,7 +43,7 @@ _BEST_TASKS = (
     " Task metrics are comparable on the same rows with the same judge; runs that are not significantly worse "
     "(McNemar's test, 5 %) are marked too. A tie means that no comparable run is significantly worse."
 )
-_LEFT_OUT = "No run recorded: {}. MFU, VRAM and GPU utilisation are measured on GPUs only."
+_LEFT_OUT = "No run recorded: {}. MFU, VRAM and GPU utilization are measured on GPUs only."
 _INTERVALS = " In parentheses: 95 % confidence intervals of task metrics."
 
 
@@ -68,7 +68,7 @@ def make_comparison(
     for index, (run, group) in enumerate(zip(runs, groups, strict=True)):
         run_metrics = [metric for metric in charted if recorded[metric][index]]
         series = tuple(made for metric in run_metrics if (made := make_series(run, metric, max_points)) is not None)
-        compared.append(_compare_run(run, group, series, max_points, pick(run)))
+        compared.append(_make_compared_run(run, group, series, max_points, pick(run)))
     return Comparison(
         launcher_version=__version__,
         made_at=made_at,
@@ -114,7 +114,7 @@ def _is_flat(losses: Sequence[float]) -> bool:
     return len(losses) > 1 and min(losses) > 0 and losses[-1] < _FLAT * losses[0]
 
 
-def _compare_run(
+def _make_compared_run(
     run: RunFacts, group: str | None, series: tuple[Series, ...], max_points: int, judged: Judged | None
 ) -> ComparedRun:
     shares, are_recorded = make_shares(run)

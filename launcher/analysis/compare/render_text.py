@@ -1,4 +1,4 @@
-"""Render a comparison as Markdown, or as tables for a terminal, readable without colour and in a pipe."""
+"""Render a comparison as Markdown, or as tables for a terminal, readable without color and in a pipe."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ from launcher.hardware.probe import (
     select_visible,
 )
 
-_SECONDS = 15.0  # without its persistence daemon the driver needs seconds to initialise eight GPUs
+_SECONDS = 15.0  # without its persistence daemon the driver needs seconds to initialize eight GPUs
 _MAX_NAME = 60
 # Up to this share of the memory is explained by a desktop or the driver.
 _DESKTOP_SHARE = 0.1

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Iterator, Sequence
 from statistics import median
 
 from launcher.analysis.doctor.findings import Finding, Status
 from launcher.analysis.doctor.run_helpers import compute_thirds, format_steps, report_run, train_command
 from launcher.core import metrics
-from launcher.core.metrics import StepMetrics, find_values
+from launcher.core.metrics import SPIKE_WINDOW, StepMetrics, find_values, is_loss_spike
 from launcher.plan.model import Plan
 from launcher.runs.record import RunRecord
 
-# A spike, as during training: this many median deviations, and this share of it, above the median of recent steps.
-_WINDOW, _MIN_WINDOW = 64, 16
 _MAX_STEPS = 10_000  # the last ones of a long run
-_SPIKE_DEVIATIONS, _SPIKE_SHARE = 8.0, 0.2
 _MAX_SPIKE_SHARE = 0.01  # of the steps
 _MAX_SKIPPED_SHARE = 0.01
 _DIVERGES = 1.05  # loss of the last third over the lowest third
@@ -67,19 +65,16 @@ def _check_nonfinite(record: RunRecord, steps: Sequence[StepMetrics]) -> Iterato
 
 
 def _find_spikes(steps: Sequence[StepMetrics]) -> list[StepMetrics]:
-    """Return the steps whose loss is far above the recent median."""
+    """Return the steps with a loss spike, by the rule that training warns by."""
     spikes: list[StepMetrics] = []
-    recent: list[float] = []
+    recent: deque[float] = deque(maxlen=SPIKE_WINDOW)
     for step in steps[-_MAX_STEPS:]:
         loss = step.get(metrics.TRAIN_LOSS)
         if loss is None or not math.isfinite(loss):
             continue
-        if len(recent) >= _MIN_WINDOW:
-            usual = median(recent)
-            spread = median(abs(other - usual) for other in recent)
-            if loss > usual + max(_SPIKE_DEVIATIONS * spread, _SPIKE_SHARE * usual):
-                spikes.append(step)
-        recent = [*recent, loss][-_WINDOW:]
+        if is_loss_spike(loss, recent):
+            spikes.append(step)
+        recent.append(loss)
     return spikes
 
 

@@ -30,46 +30,50 @@ def check_memory(record: RunRecord) -> Iterator[Finding]:
     gpu, steps = record.plan.hardware.gpu, select_warm_steps(record)
     if gpu is None or not steps:
         return
-    card = bytes_to_gib(gpu.memory_bytes)
+    gpu_gib = bytes_to_gib(gpu.memory_bytes)
     reserved = max(find_values(steps, metrics.PEAK_RESERVED_GIB), default=0.0)
-    if _is_spilling(steps, reserved, card):
-        yield _report_spill(reserved, card)
+    if _is_spilling(steps, reserved, gpu_gib):
+        yield _report_spill(reserved, gpu_gib)
         return
-    yield from _check_retries(record, steps, reserved, card)
+    yield from _check_retries(record, steps, reserved, gpu_gib)
     yield from _check_prediction(record, steps)
 
 
-def _is_spilling(steps: Sequence[StepMetrics], reserved: float, card: float) -> bool:
-    if reserved > card:
+def _is_spilling(steps: Sequence[StepMetrics], reserved: float, gpu_gib: float) -> bool:
+    if reserved > gpu_gib:
         return True
     rates = find_values(steps, metrics.TOKENS_PER_SECOND)
-    if reserved <= _NEARLY_FULL * card or len(rates) < 3 * ENOUGH_STEPS:
+    if reserved <= _NEARLY_FULL * gpu_gib or len(rates) < 3 * ENOUGH_STEPS:
         return False
     first, _, last = compute_thirds(rates)
     return last < _COLLAPSED * first
 
 
-def _report_spill(reserved: float, card: float) -> Finding:
-    much = "more than the GPU has" if reserved > card else "the GPU is full, and steps take more than twice as long"
+def _report_spill(reserved: float, gpu_gib: float) -> Finding:
+    detail = (
+        "more than the GPU has" if reserved > gpu_gib else "the GPU is full, and steps take more than twice as long"
+    )
     return report_run.problem(
         "spill",
-        f"{reserved:.1f} GiB reserved on a GPU with {card:.1f} GiB: {much}",
+        f"{reserved:.1f} GiB reserved on a GPU with {gpu_gib:.1f} GiB: {detail}",
         "the driver spills GPU memory to host memory instead of reporting out of memory",
         "NVIDIA Control Panel (Windows): CUDA - Sysmem Fallback Policy > Prefer No Sysmem Fallback; "
         "then the run uses the next OOM fallback",
     )
 
 
-def _check_retries(record: RunRecord, steps: Sequence[StepMetrics], reserved: float, card: float) -> Iterator[Finding]:
+def _check_retries(
+    record: RunRecord, steps: Sequence[StepMetrics], reserved: float, gpu_gib: float
+) -> Iterator[Finding]:
     retries = find_values(steps, metrics.ALLOC_RETRIES)
     grew = sum(later > earlier for earlier, later in pairwise(retries))
     if not grew:
         return
-    is_storm = grew > _MAX_RETRY_SHARE * len(retries)
-    full = f", {reserved:.1f} of {card:.1f} GiB reserved" if reserved else ""
+    is_frequent = grew > _MAX_RETRY_SHARE * len(retries)
+    full = f", {reserved:.1f} of {gpu_gib:.1f} GiB reserved" if reserved else ""
     yield report_run(
         "memory pressure",
-        "problem" if is_storm else "note",
+        "problem" if is_frequent else "note",
         f"{grew} of {len(retries)} steps had to empty the allocator cache{full}",
         "such steps are slow, and one may run out of memory",
         _describe_next_fallback(record),

@@ -123,7 +123,7 @@ def _report_refusal(error: LauncherError, why: str) -> Finding:
 
 
 def check_run(facts: RunState) -> list[Finding]:
-    """Check a run directory; if nothing is wrong, summarise the run in one finding."""
+    """Check a run directory; if nothing is wrong, summarize the run in one finding."""
     record = facts.record
     findings = [*check_status(facts), *check_speed(record), *check_memory(record), *check_loss(record)]
     if all(finding.status == "ok" for finding in findings) and record.steps:

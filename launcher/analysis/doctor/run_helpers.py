@@ -19,7 +19,7 @@ report_run = Reporter("run")
 # The first steps of a process compile, fill caches and raise clocks.
 _WARM_UP, _WARM_UP_SHARE = 5, 4
 ENOUGH_STEPS = 8  # enough for a median
-_MAX_STEPS = 2000  # the last ones of a long run: recent, and fast to analyse
+_MAX_STEPS = 2000  # the last ones of a long run: recent, and fast to analyze
 _SLOW = 1.5  # times the usual duration
 _REGULAR = 0.8  # share of the due steps that are slow, and of the slow steps that are due
 _MIN_REPEATS = 5

@@ -181,10 +181,10 @@ def _suggest_workers(record: RunRecord) -> str:
     """Return advice against waiting for data: more DataLoader workers if CPU cores are free, and a faster disk."""
     plan = record.plan
     spare = plan.hardware.cpu_cores_per_node // max(1, plan.hardware.gpus_per_node) - 1
-    wanted = min(max(2, 2 * plan.loader.num_workers), spare)
+    num_workers = min(max(2, 2 * plan.loader.num_workers), spare)
     disk = "launcher data --move-to DIR moves prepared data to a faster disk"
-    if wanted > plan.loader.num_workers:
-        return f"{rerun_command(record, f'training.config.dataloader_num_workers={wanted}')}; {disk}"
+    if num_workers > plan.loader.num_workers:
+        return f"{rerun_command(record, f'training.config.dataloader_num_workers={num_workers}')}; {disk}"
     return f"no core is free for more workers: use more cores; {disk}"
 
 

@@ -98,7 +98,7 @@ def _show_speed() -> list[Panel]:
         _line(metrics.JOULES_PER_TOKEN, is_smoothed=True),
         _lines("GPU power and temperature", metrics.GPU_POWER_WATTS, metrics.GPU_TEMPERATURE, unit="W, °C"),
         _bars("tokens per second, median", name_median(metrics.TOKENS_PER_SECOND), unit="tokens/s"),
-        _bars("model FLOPs utilisation, median", name_median(metrics.DEVICE_MFU), unit="share"),
+        _bars("model FLOPs utilization, median", name_median(metrics.DEVICE_MFU), unit="share"),
     ]
 
 

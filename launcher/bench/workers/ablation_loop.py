@@ -105,57 +105,57 @@ class PlainLoop:
         At least one warm-up step and two timed steps are run. If complete steps take too long for that, each step
         accumulates the gradients of fewer micro-batches.
         """
-        counters, clock = NvmlSampler(self._device), StepTimer(self._device)
-        counters.start()
+        sampler, timer = NvmlSampler(self._device), StepTimer(self._device)
+        sampler.start()
         self._stream, self._num_read = iter(self._loader), 0
         complete = max(map(self._batches.count_micro_batches, range(len(self._batches.steps))))
         try:
-            size = self._choose_step_size(clock, complete, seconds)
+            size = self._choose_step_size(timer, complete, seconds)
             while 0 < self._num_read < len(self._batches) and not self._batches.is_last_of_step(self._num_read - 1):
                 self._read()  # the next step begins at its first micro-batch
-            self._run_steps(clock, size, (1, warmup_steps), seconds)
+            self._run_steps(timer, size, seconds, min_steps=1, max_steps=warmup_steps)
             reset_peak()
-            counters.read()
-            limits = (MIN_TIMED_STEPS, max(MIN_TIMED_STEPS, timed_steps))
-            laps = self._run_steps(clock, size, limits, seconds)
+            sampler.read()
+            max_steps = max(MIN_TIMED_STEPS, timed_steps)
+            steps = self._run_steps(timer, size, seconds, min_steps=MIN_TIMED_STEPS, max_steps=max_steps)
             note = "" if size == complete else f"timed {size} of {complete} micro-batches per step, with the update"
-            return self._make_timing(laps, counters).model_copy(update={"note": note})
+            return self._make_timing(steps, sampler).model_copy(update={"note": note})
         finally:
-            counters.stop()
+            sampler.stop()
 
     def _read(self) -> tuple[AnyBatch, int]:
         """Return the next micro-batch and its number."""
         self._num_read += 1
         return next(self._stream), self._num_read - 1
 
-    def _choose_step_size(self, clock: StepTimer, complete: int, seconds: float) -> int:
+    def _choose_step_size(self, timer: StepTimer, complete: int, seconds: float) -> int:
         """Return how many micro-batches per step fit in `seconds`, by timing a few of them after a warm-up."""
         if complete <= 2 * PROBED_MICRO_BATCHES:
             return complete
-        self._train_step(clock, PROBED_MICRO_BATCHES)[1].seconds()
+        self._train_step(timer, PROBED_MICRO_BATCHES)[1].seconds()
         num_before = self._num_read
-        lap = self._train_step(clock, PROBED_MICRO_BATCHES)[1]
-        each = lap.seconds() / (self._num_read - num_before)
+        timing = self._train_step(timer, PROBED_MICRO_BATCHES)[1]
+        each = timing.seconds() / (self._num_read - num_before)
         return min(complete, max(PROBED_MICRO_BATCHES, int(seconds / MIN_TIMED_STEPS / each)))
 
     def _run_steps(
-        self, clock: StepTimer, size: int, limits: tuple[int, int], seconds: float
+        self, timer: StepTimer, size: int, seconds: float, *, min_steps: int, max_steps: int
     ) -> list[tuple[int, StepTiming]]:
-        """Run steps for `seconds`, at least `limits[0]` and at most `limits[1]`; return tokens and time of each."""
-        laps, began = list[tuple[int, StepTiming]](), time.perf_counter()
-        least, most = limits
-        while len(laps) < most and self._num_read < len(self._batches):
-            laps.append(self._train_step(clock, size))
-            laps[max(0, len(laps) - 2)][1].seconds()  # sync with the previous step: the host is at most one ahead
-            if len(laps) >= least and time.perf_counter() - began > seconds:
+        """Run steps for `seconds`, but at least `min_steps` and at most `max_steps`; return tokens and time of each."""
+        steps: list[tuple[int, StepTiming]] = []
+        began = time.perf_counter()
+        while len(steps) < max_steps and self._num_read < len(self._batches):
+            steps.append(self._train_step(timer, size))
+            steps[max(0, len(steps) - 2)][1].seconds()  # sync with the previous step: the host is at most one ahead
+            if len(steps) >= min_steps and time.perf_counter() - began > seconds:
                 break
-        return laps
+        return steps
 
-    def _train_step(self, clock: StepTimer, size: int) -> tuple[int, StepTiming]:
+    def _train_step(self, timer: StepTimer, size: int) -> tuple[int, StepTiming]:
         """Train up to `size` micro-batches, then run the optimizer step; return the number of tokens and the timing."""
         num_tokens = 0
         for _ in range(size):
-            with clock.waiting_for_data():
+            with timer.waiting_for_data():
                 batch, index = self._read()
             num_tokens += self._batches.count_micro_batch_tokens(index)
             loss = self._model(batch.to(self._device)) / self._num_trained
@@ -168,14 +168,14 @@ class PlainLoop:
         self._scaler.step(self._optimizer)
         self._scaler.update()
         self._optimizer.zero_grad(set_to_none=True)
-        return num_tokens, clock.finish_step()
+        return num_tokens, timer.finish_step()
 
-    def _make_timing(self, laps: list[tuple[int, StepTiming]], counters: NvmlSampler) -> Timing:
-        waited = [min(1.0, lap.starved_seconds() / max(1e-9, lap.seconds())) for _, lap in laps]
-        sample = counters.read()
+    def _make_timing(self, steps: list[tuple[int, StepTiming]], sampler: NvmlSampler) -> Timing:
+        waited = [min(1.0, timing.starved_seconds() / max(1e-9, timing.seconds())) for _, timing in steps]
+        sample = sampler.read()
         return Timing(
-            seconds=tuple(lap.seconds() for _, lap in laps),
-            tokens=tuple(num_tokens for num_tokens, _ in laps),
+            seconds=tuple(timing.seconds() for _, timing in steps),
+            tokens=tuple(num_tokens for num_tokens, _ in steps),
             data_wait_share=statistics.fmean(waited),
             peak_gib=read_peak_gib(),
             utilization=None if sample is None else sample.utilization,

@@ -17,6 +17,7 @@ from launcher.judges.base import (
     ReferenceRow,
     Verdict,
     fail_all,
+    has_invalid_characters,
     keep_applicable,
     strip_code_fence,
 )
@@ -134,7 +135,7 @@ def _find_text_fault(text: str, tokens: Sequence[Token]) -> str:
     """Return why a text is rejected without parsing it, for example because it is too long; empty if it is not."""
     if not text:
         return "empty"
-    if "\0" in text or any("\ud800" <= char <= "\udfff" for char in text):
+    if has_invalid_characters(text):
         return "contains NUL or lone surrogates"
     if len(tokens) > _MAX_TOKENS or max(accumulate(map(_step, tokens)), default=0) > _MAX_DEPTH:
         return "too long or nested too deeply"

@@ -10,6 +10,8 @@ from decimal import Decimal, InvalidOperation
 from functools import partial
 from typing import NoReturn, TypeAlias
 
+from launcher.judges.base import has_lone_surrogate
+
 Json: TypeAlias = "bool | int | Decimal | str | list[Json] | dict[str, Json] | None"
 Path: TypeAlias = "tuple[str | int, ...]"
 MAX_DEPTH = 200  # RFC 8259 allows a limit; recursive functions here rely on it
@@ -17,7 +19,6 @@ _MAX_NUMBER_CHARACTERS = 4000  # below the interpreter's own limit
 _SPACE = " \t\r\n"
 # `Repair this JSON:`, `Fix the JSON so that it fits the schema:`, then the text.
 _ORDER = re.compile(r"\s*[^\n{\[]*\b(?:repair|fix|correct|broken|invalid|malformed)\b[^\n{\[]*:\s*(?=[{\[\"'])", re.I)
-_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def load_json(text: str) -> Json:
@@ -34,7 +35,7 @@ def load_json(text: str) -> Json:
         raise ValueError("is nested too deeply") from None
     if text.count("[") + text.count("{") > MAX_DEPTH and _depth(tree) > MAX_DEPTH:
         raise ValueError("is nested too deeply")
-    if _LONE_SURROGATE.search(text) or ("\\u" in text and _has_lone_surrogate(tree)):
+    if has_lone_surrogate(text) or ("\\u" in text and _contains_lone_surrogate(tree)):
         raise ValueError("contains a lone surrogate")
     return tree
 
@@ -128,9 +129,9 @@ def _depth(tree: Json) -> int:
     return depth
 
 
-def _has_lone_surrogate(tree: Json) -> bool:
+def _contains_lone_surrogate(tree: Json) -> bool:
     """Return whether a parsed JSON value contains a lone surrogate; the parser has already joined escaped pairs."""
-    return _LONE_SURROGATE.search(json.dumps(tree, ensure_ascii=False, default=str)) is not None
+    return has_lone_surrogate(json.dumps(tree, ensure_ascii=False, default=str))
 
 
 def find_broken(instruction: str) -> str | None:

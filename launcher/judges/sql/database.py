@@ -111,7 +111,7 @@ class Database:
 
     @contextmanager
     def reversed_scans(self) -> Iterator[None]:
-        """Context in which tables are scanned in reverse, which reveals results that depend on an unspecified order."""
+        """Scan tables in reverse within this context, which reveals results that depend on an unspecified order."""
         self._connection.config(apsw.SQLITE_DBCONFIG_REVERSE_SCANORDER, 1)
         try:
             yield

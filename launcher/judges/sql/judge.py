@@ -13,7 +13,15 @@ from importlib.metadata import version
 
 from launcher.core.errors import InputError, escape
 from launcher.core.worker import WorkerError
-from launcher.judges.base import MAX_ANSWER_CHARACTERS, Check, CloseOnExit, ReferenceRow, Verdict, keep_applicable
+from launcher.judges.base import (
+    MAX_ANSWER_CHARACTERS,
+    Check,
+    CloseOnExit,
+    ReferenceRow,
+    Verdict,
+    has_invalid_characters,
+    keep_applicable,
+)
 from launcher.judges.worker import make_module_worker
 
 ANSWER_SECONDS = 5.0  # an answer needs about a hundredth of a second
@@ -39,7 +47,7 @@ class SqlJudge(CloseOnExit):
         self._worker.close()
 
     def _judge_one(self, row: ReferenceRow, answer: str) -> Verdict:
-        if _has_invalid_characters(row.context) or _has_invalid_characters(row.reference):
+        if any(map(has_invalid_characters, (row.context, row.reference))):
             return make_verdict("not judged: the row contains NUL or lone surrogates")
         problem = _find_text_problem(answer)
         # The row alone decides which checks apply, so the worker sees it even if the answer is rejected.
@@ -63,7 +71,7 @@ class SqlJudge(CloseOnExit):
             parses = self._request(row, answer, only_parse=True).checks["parses"]
         except WorkerError:
             parses = False
-        return keep_applicable(make_verdict(reason, parses, False, False), applicable)
+        return keep_applicable(make_verdict(reason, parses=parses, executes=False, result=False), applicable)
 
     def _request(self, row: ReferenceRow, answer: str, *, only_parse: bool = False) -> Verdict:
         request = {"context": row.context, "reference": row.reference, "answer": answer, "only_parse": only_parse}
@@ -71,7 +79,7 @@ class SqlJudge(CloseOnExit):
 
 
 def make_verdict(
-    reason: str, parses: bool | None = None, executes: bool | None = None, result: bool | None = None
+    reason: str, *, parses: bool | None = None, executes: bool | None = None, result: bool | None = None
 ) -> Verdict:
     """Return a verdict; None means not judged."""
     return Verdict(checks={"parses": parses, "executes": executes, "result": result}, reason=reason)
@@ -82,14 +90,9 @@ def _find_text_problem(answer: str) -> str:
         return f"it is longer than {MAX_ANSWER_CHARACTERS:,} characters"
     if not answer.strip():
         return "it is empty"
-    if _has_invalid_characters(answer):
+    if has_invalid_characters(answer):
         return "it contains NUL or lone surrogates"
     return ""
-
-
-def _has_invalid_characters(text: str) -> bool:
-    """Return whether a text has NUL, which ends a text in SQLite, or lone surrogates, which UTF-8 cannot encode."""
-    return "\0" in text or any("\ud800" <= char <= "\udfff" for char in text)
 
 
 def _make_checks() -> tuple[Check, ...]:

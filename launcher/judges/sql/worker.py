@@ -92,22 +92,23 @@ def _can_compare(fixture: QueryFixture) -> bool:
 def judge_answer(fixture: QueryFixture, answer: ParsedAnswer) -> Verdict:
     """Return the verdict on an answer that parses."""
     if refusal := _refuse(fixture, answer):
-        return make_verdict(refusal, True, False, False)
+        return make_verdict(refusal, parses=True, executes=False, result=False)
     if reason := _why_not_run(fixture):
-        return make_verdict(f"not judged: {reason}", True)
+        return make_verdict(f"not judged: {reason}", parses=True)
     try:
         if fixture.why_not_compared:
             for database in fixture.iterate_databases():
                 database.sqlite.run(answer.sql, 0)
-            return make_verdict(f"not judged: {fixture.why_not_compared}", True, True)
+            return make_verdict(f"not judged: {fixture.why_not_compared}", parses=True, executes=True)
         if not _can_compare(fixture):
             reason = "the reference returns the same on all test databases, or its result is not deterministic"
             _compare(fixture, answer)  # it must run
-            return make_verdict(f"not judged: {reason}", True, True)
+            return make_verdict(f"not judged: {reason}", parses=True, executes=True)
         is_equal = _compare(fixture, answer)
     except CannotRunError as error:
-        return make_verdict(f"it does not run: {error}", True, False, False)
-    return make_verdict("" if is_equal else "its result differs from the reference's", True, True, is_equal)
+        return make_verdict(f"it does not run: {error}", parses=True, executes=False, result=False)
+    reason = "" if is_equal else "its result differs from the reference's"
+    return make_verdict(reason, parses=True, executes=True, result=is_equal)
 
 
 def _compare(fixture: QueryFixture, answer: ParsedAnswer) -> bool:
@@ -232,15 +233,17 @@ def _judge(fixture: QueryFixture, text: str, *, only_parse: bool) -> Verdict:
     except SqlParseError as error:
         if not fixture.reference_is_readable:
             return make_verdict(f"not judged: neither it nor the reference can be parsed: {error}")
-        return make_verdict(f"it does not parse: {error}", False, False, False)
+        return make_verdict(f"it does not parse: {error}", parses=False, executes=False, result=False)
     except Exception as error:
-        return make_verdict(f"it does not parse: {type(error).__name__}: {error}", False, False, False)
+        reason = f"it does not parse: {type(error).__name__}: {error}"
+        return make_verdict(reason, parses=False, executes=False, result=False)
     if only_parse:
-        return make_verdict("", True)
+        return make_verdict("", parses=True)
     try:
         return judge_answer(fixture, answer)
     except Exception as error:
-        return make_verdict(f"it cannot be judged: {type(error).__name__}: {error}", True, False, False)
+        reason = f"it cannot be judged: {type(error).__name__}: {error}"
+        return make_verdict(reason, parses=True, executes=False, result=False)
 
 
 def _get_fixture(context: str, reference: str, fixtures: OrderedDict[tuple[str, str], QueryFixture]) -> QueryFixture:

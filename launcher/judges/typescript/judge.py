@@ -19,6 +19,7 @@ from launcher.judges.base import (
     CloseOnExit,
     ReferenceRow,
     Verdict,
+    has_lone_surrogate,
     strip_code_fence,
 )
 from launcher.judges.node_tools import INSTALL_HINT
@@ -140,7 +141,7 @@ def _find_fault(answer: str) -> str:
     """Return why a text is rejected without parsing it, for example because it is too long; empty if it is not."""
     if len(answer) > MAX_ANSWER_CHARACTERS:
         return f"it is longer than {MAX_ANSWER_CHARACTERS:,} characters"
-    if not answer.isascii() and any("\ud800" <= char <= "\udfff" for char in answer):
+    if has_lone_surrogate(answer):
         return "it contains a lone surrogate"
     return "" if answer.strip() else "it is empty"
 

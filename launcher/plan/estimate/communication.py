@@ -100,7 +100,7 @@ def make_collectives(strategy: Strategy, exchange: Exchange, *, replays: bool = 
 
     HSDP runs FSDP2's collectives inside each node, and all-reduces gradient shards between nodes once per step.
 
-    DDP ranks that replay a CUDA graph all-reduce in one message after the replay (training/engine/gradient_sync.py).
+    DDP ranks that replay a CUDA graph all-reduce in one message after the replay (training/engine/collectives.py).
     """
     layers = exchange.num_layers
     if strategy == "single":
@@ -207,7 +207,7 @@ class StepTime:
         return self.compute_seconds + self.waiting_seconds
 
 
-def estimate_step(
+def estimate_step_time(
     collectives: Iterable[Collective],
     hardware: Hardware,
     *,

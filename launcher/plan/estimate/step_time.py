@@ -79,7 +79,7 @@ class Workload:
     checkpointing: Checkpointing
     document_tokens: float  # mean document length, to which attention is limited
     repeated_modules: tuple[str, ...] = ()  # matrices with a second matmul: DoRA's, with dropout
-    fused: bool = False  # attention and MLP blocks are fused ops (memory.fuses_mlp)
+    fused: bool = False  # attention and MLP blocks are fused ops (fuses_mlp in memory/recipe.py)
     has_dropout: bool = False  # the adapter has dropout
     fp8_base: bool = False  # products of the frozen base in FP8
     trained_share: float = 1.0  # of the tokens: only these pass through the head

@@ -43,7 +43,7 @@ class ShardWriter:
     """Writes tensors to numbered safetensors files of limited size, holding one file's tensors in memory."""
 
     def __init__(self, folder: Path, stem: str, limit: int = SHARD_BYTES) -> None:
-        self.names: list[list[str]] = []  # of each file
+        self.names: list[list[str]] = []  # of the tensors in each file
         self.num_bytes = 0
         self._folder, self._stem, self._limit = folder, stem, limit
         self._tensors: dict[str, Tensor] = {}

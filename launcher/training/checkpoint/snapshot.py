@@ -78,7 +78,7 @@ def _make_manifest(run: TrainingRun, progress: TrainProgress, best: BestState) -
         data_key=run.data_key,
         base=run.base_fingerprint,
         learning=collect_learning_settings(run.plan),
-        schedule_steps=int(engine.schedule.last_epoch),
+        schedule_steps=int(engine.lr_scheduler.last_epoch),
         scaler=_get_loss_scale(engine),
         best=best,
         owes_evaluation=progress.owes_evaluation,
@@ -164,7 +164,7 @@ def _restore(run: TrainingRun, manifest: CheckpointManifest, folder: Path) -> No
     states = BroadcastTensors(engine, source)
     keys = sorted({entry.name.partition("/")[0] for entry in states.entries if entry.shape})
     load_optimizer(engine, ((_split_name(entry.name), tensor) for entry, tensor in states), keys)
-    _set_schedule(engine, manifest.schedule_steps)
+    _set_lr_scheduler(engine, manifest.schedule_steps)
     _set_loss_scale(engine, manifest.scaler)
     states = BroadcastTensors(engine, TensorFile(folder / RANDOM_FILE))
     _set_rng_states(run, manifest.step, {entry.name: tensor for entry, tensor in states})
@@ -175,13 +175,13 @@ def _split_name(name: str) -> tuple[str, str]:
     return key, parameter
 
 
-def _set_schedule(engine: Engine, steps: int) -> None:
-    """Restore the LR schedule by advancing it by `steps` steps; it has no other state."""
-    schedule: Any = engine.schedule
-    schedule._step_count = 2  # else torch warns that the optimizer has not stepped yet
-    schedule.optimizer._opt_called = True
-    while schedule.last_epoch < steps:
-        schedule.step()
+def _set_lr_scheduler(engine: Engine, steps: int) -> None:
+    """Restore the LR scheduler by advancing it by `steps` steps; it has no other state."""
+    lr_scheduler: Any = engine.lr_scheduler
+    lr_scheduler._step_count = 2  # else torch warns that the optimizer has not stepped yet
+    lr_scheduler.optimizer._opt_called = True
+    while lr_scheduler.last_epoch < steps:
+        lr_scheduler.step()
 
 
 def _gather_rng_states(engine: Engine) -> dict[str, Tensor]:

@@ -48,13 +48,13 @@ def write_weights(run: TrainingRun, weights: Iterable[tuple[str, Tensor]], folde
     elif run.plan.shards_checkpoints:
         write_folder(folder, lambda scratch: _write_model_shards(run, scratch, weights))
     else:
-        write_folder(folder, lambda scratch: _write_result(run, scratch, dict(weights)))
+        write_folder(folder, lambda scratch: _write_for_inference(run, scratch, dict(weights)))
 
 
-def _write_result(run: TrainingRun, folder: Path, weights: Mapping[str, Tensor]) -> None:
+def _write_for_inference(run: TrainingRun, folder: Path, weights: Mapping[str, Tensor]) -> None:
     """Write weights for inference; a PiSSA adapter is converted to an adapter of the published base."""
     initial = get_initial_lora(run.engine.module.model)
-    _write(run, folder, subtract_initial(weights, initial))
+    _save_pretrained(run, folder, subtract_initial(weights, initial))
     if initial:
         config = folder / "adapter_config.json"
         _update_json(config, convert_config(json.loads(config.read_text(encoding="utf-8"))))
@@ -105,7 +105,7 @@ def make_readable(folder: Path) -> None:
 def write_exact_weights(run: TrainingRun, folder: Path, weights: Mapping[str, Tensor]) -> None:
     """Write weights for a checkpoint, without loss of precision. Adapters are in PEFT's format."""
     if isinstance(run.engine.module.model, PeftModel):
-        _write(run, folder, weights)
+        _save_pretrained(run, folder, weights)
     else:
         save_file(dict(weights), folder / WEIGHTS_FILE)
 
@@ -143,7 +143,8 @@ def _add_tied(model: PeftModel, weights: Mapping[str, Tensor]) -> dict[str, Tens
     return {name: by_parameter[id(parameter)] for name, parameter in everything if id(parameter) in by_parameter}
 
 
-def _write(run: TrainingRun, folder: Path, weights: Mapping[str, Tensor]) -> None:
+def _save_pretrained(run: TrainingRun, folder: Path, weights: Mapping[str, Tensor]) -> None:
+    """Write an adapter as PEFT does, or a complete model as transformers does."""
     model = run.engine.module.model
     if isinstance(model, PeftModel):
         # PEFT would write an empty model card, and compile its template each time while the training waits for the GIL.
@@ -166,7 +167,7 @@ def _write_model_shards(run: TrainingRun, folder: Path, weights: Iterable[tuple[
         saved_names = _write_configs(run, folder)
         if not saved_names:
             run.warn("transformers merges or splits weights of this model when saving: rank 0 holds all in its memory")
-            _write(run, folder, {name: weight.to("cpu", dtype) for name, weight in weights})
+            _save_pretrained(run, folder, {name: weight.to("cpu", dtype) for name, weight in weights})
             return
         cast = ((name, tensor.to(dtype)) for name, tensor in weights)
         rest = ((name, tensor) for name, tensor in _iterate_untrained(run, dtype) if name in saved_names)

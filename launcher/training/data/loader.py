@@ -67,7 +67,7 @@ class MicroBatchDataset(Dataset[PackedBatch]):
 
 
 class PrefetchIterator(Iterator[PackedBatch]):
-    """Iterate over micro-batches. Without workers, the main process collates the next one while the device computes."""
+    """Iterator over micro-batches. Without workers, this process collates the next one while the device computes."""
 
     def __init__(self, batches: Iterator[PackedBatch], *, prefetches: bool) -> None:
         self._batches, self._prefetches = batches, prefetches

@@ -73,7 +73,7 @@ def _skip_shared_memory_collectives() -> None:
     """Keep DeepSpeed from compiling its collectives for CPU ranks, which takes a minute; it then uses gloo's."""
     import deepspeed.ops
 
-    deepspeed.ops.__compatible_ops__ = {}  # read when DeepSpeed's communication is initialised
+    deepspeed.ops.__compatible_ops__ = {}  # read when DeepSpeed's communication is initialized
 
 
 def _import_muon_uncompiled() -> None:

@@ -36,7 +36,7 @@ class Engine:
     module: PackedCausalLM  # as built
     model: nn.Module  # as prepared by accelerate
     optimizer: Optimizer
-    schedule: LRScheduler
+    lr_scheduler: LRScheduler
     max_grad_norm: float | None
     num_micro_batches: int  # per step
     always_sync_gradients: bool  # in every micro-batch, where unsharded gradients do not fit into memory
@@ -73,7 +73,7 @@ class Engine:
     @property
     def learning_rate(self) -> float:
         """The learning rate of the next update."""
-        return float(self.schedule.get_last_lr()[0])
+        return float(self.lr_scheduler.get_last_lr()[0])
 
     def micro_step(self, batch: PackedBatch, num_trained: int, *, is_last: bool) -> Tensor:
         """Run forward and backward; return the summed loss divided by the step's `num_trained` tokens."""
@@ -124,7 +124,7 @@ class Engine:
         """
         if self.in_backward is not None:  # the weights are updated
             unwrap_optimizer(self.optimizer)._opt_called = True  # type: ignore[attr-defined]  # else torch warns
-            self.schedule.step()
+            self.lr_scheduler.step()
             norm = self.in_backward.grad_norm
             return norm, (~torch.isfinite(norm + loss)).to(loss)
         if self.defer_gradient_sync:
@@ -138,7 +138,7 @@ class Engine:
         except torch.OutOfMemoryError as error:
             raise HalfUpdatedError(str(error)) from error
         if not (self.uses_loss_scaling and self.accelerator.optimizer_step_was_skipped):
-            self.schedule.step()
+            self.lr_scheduler.step()
         self.optimizer.zero_grad(set_to_none=self.graphs is None)
         return norm, is_skipped.to(loss)
 
@@ -148,9 +148,8 @@ class Engine:
             self.optimizer.step()
             return torch.full_like(loss, float(self.accelerator.optimizer_step_was_skipped))
         inner: Any = unwrap_optimizer(self.optimizer)
-        if inner.param_groups[0].get("fused") or isinstance(
-            inner, ChunkedAdamW
-        ):  # fused optimizers skip by a tensor, without a host sync
+        # These optimizers read from a tensor on the device whether to skip the step, without a host sync.
+        if inner.param_groups[0].get("fused") or isinstance(inner, ChunkedAdamW):
             inner.grad_scale, inner.found_inf = None, is_nonfinite.float()
             try:
                 self.optimizer.step()

@@ -168,7 +168,7 @@ def _build_engine(plan: Plan, module: PackedCausalLM, accelerator: Accelerator, 
         module.to(accelerator.device)
     module.prepare(plan)
     optimizer = build_optimizer(plan.optimizer, module, plan.precision.trainable_dtype, plan.schedule.seed)
-    schedule = build_scheduler(plan.schedule, optimizer, num_steps)
+    lr_scheduler = build_scheduler(plan.schedule, optimizer, num_steps)
     defer_gradient_sync = plan.defer_gradient_sync and plan.strategy == "ddp"
     if defer_gradient_sync:  # what accelerate does for DDP, without its backward hooks
         model, prepared = accelerator.prepare_model(module, evaluation_mode=True), accelerator.prepare(optimizer)
@@ -185,7 +185,7 @@ def _build_engine(plan: Plan, module: PackedCausalLM, accelerator: Accelerator, 
         module=module,
         model=model,
         optimizer=prepared,
-        schedule=schedule,
+        lr_scheduler=lr_scheduler,
         max_grad_norm=plan.optimizer.max_grad_norm,
         num_micro_batches=plan.batch.gradient_accumulation_steps,
         always_sync_gradients=plan.strategy in FSDP_STRATEGIES and plan.adapter.kind == "full",

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
 
-from launcher.core.errors import InputError
 from launcher.core.frozen_model import Frozen
-from launcher.core.run_files import load_model
+from launcher.core.run_files import load_model_or_none
 from launcher.core.run_paths import write_text_atomically
 
 _FRACTIONS = (1.0, 0.5, 0.25, 0.125)  # of the available rows
@@ -84,10 +83,7 @@ def choose_slice(max_rows: int, max_new_tokens: int, speed: GenerationSpeed, bud
 
 def load_slice(file: Path) -> TaskSlice | None:
     """Load the slice that an earlier attempt of this run chose; None if there is none."""
-    try:
-        return load_model(TaskSlice, file)
-    except InputError:
-        return None
+    return load_model_or_none(TaskSlice, file)
 
 
 def save_slice(file: Path, task_slice: TaskSlice) -> None:

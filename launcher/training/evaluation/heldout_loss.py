@@ -18,21 +18,21 @@ log = get_logger(__name__)
 
 
 class Evaluator:
-    """Evaluate the model being trained. After CUDA out of memory it halves the batch, which leaves the loss equal."""
+    """Evaluator of the model being trained. After CUDA out of memory it halves the batch; the loss is the same."""
 
     def __init__(self, run: TrainingRun, tasks: TaskEvaluator | None = None) -> None:
         self._run, self._tasks = run, tasks
         self._shape = None if run.validation is None else run.validation.shape
 
     @property
-    def is_owed(self) -> bool:
-        """Whether a signal interrupted the last evaluation, whose answers decide which checkpoint is best."""
-        return self._tasks is not None and self._tasks.is_owed
+    def must_repeat(self) -> bool:
+        """Whether a signal interrupted an evaluation that decides the best step: a resumed run must repeat it."""
+        return self._tasks is not None and self._tasks.must_repeat
 
     def evaluate(self, step: int) -> dict[str, float]:
         """Return task metrics and validation loss after a step; empty without held-out rows, or if interrupted."""
         values = self.evaluate_tasks(step)
-        return {} if self.is_owed else {**values, **self._compute_loss()}
+        return {} if self.must_repeat else {**values, **self._compute_loss()}
 
     def evaluate_tasks(self, step: int, *, is_last: bool = False) -> dict[str, float]:
         """Return the task metrics after a step; empty if the plan has none or they are not due at this step."""
@@ -41,7 +41,7 @@ class Evaluator:
         return self._tasks.evaluate(step)
 
     def _compute_loss(self) -> dict[str, float]:
-        """Mean loss over all trained tokens of the validation split."""
+        """Return the mean loss over all trained tokens of the validation split, and how long it took."""
         split = self._run.validation
         if split is None:
             return {}

@@ -126,7 +126,7 @@ def _load_inputs(
 
 
 class TaskEvaluator:
-    """Evaluate the model being trained on a fixed slice of the validation rows."""
+    """Evaluator of the model being trained, on a fixed slice of the validation rows."""
 
     def __init__(
         self,
@@ -143,7 +143,7 @@ class TaskEvaluator:
         self._last_step: int | None = None
         task_eval = run.plan.task_eval
         self._min_rows = 0 if task_eval is None else task_eval.min_rows
-        self.is_owed = False  # the last evaluation was interrupted, and decides which checkpoint is best
+        self.must_repeat = False  # after a resume: the last evaluation was interrupted, and decides what is best
 
     def choose_rows(self) -> None:
         """Choose the rows for all evaluations of this run, or raise TaskEvalError if none fit the time budget."""
@@ -185,10 +185,10 @@ class TaskEvaluator:
                     self._run, lambda: self._judge(step, answers, seconds) if is_main else ({}, 0)
                 )
         except TaskEvalError as error:
-            self.is_owed = isinstance(error, EvalInterruptedError) and step > 0 and self._min_rows > 0
+            self.must_repeat = isinstance(error, EvalInterruptedError) and step > 0 and self._min_rows > 0
             self._run.log(f"note: no task metrics for step {step:,}: {error}")
             return {}
-        self.is_owed = False
+        self.must_repeat = False
         if step == 0:
             try:
                 self._check_enough(num_judged)
@@ -221,7 +221,7 @@ class TaskEvaluator:
         return rates, 0 if deciding is None else deciding.num_judged
 
     def _generate(self) -> list[Answer]:
-        """Answers to all rows, on every rank; each rank generates its share. A failure is raised on every rank."""
+        """Return the answers to all rows on every rank; each rank generates its share. All ranks raise a failure."""
         assert self._slice is not None
         engine, rows = self._run.engine, self._held_out.rows
         share: list[Answer] | TaskEvalError

@@ -9,7 +9,6 @@ import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,6 +23,7 @@ from launcher.request.request import base_folders
 from launcher.training.export.gguf import (
     INSTALL_LLAMA,
     QUANTIZATIONS,
+    Conversion,
     check_tools,
     find_window,
     has_llama_cpp,
@@ -172,7 +172,7 @@ def _write_gguf(folder: Path, run: TrainedRun, arguments: argparse.Namespace) ->
     from launcher.training.export.gguf_check import check_files, render_checks
     from launcher.training.export.merge import merge_into, render_export_card
 
-    merged, llama_cpp, expert = folder / "merged", arguments.llama_cpp, run.plan.expert
+    merged = folder / "merged"
     merged.mkdir()
     dtype, _ = merge_into(merged, run, None, log.info)
     tokenizer = load_planned_tokenizer(run.plan, base_folders(Path(run.plan.data.folder)))
@@ -180,22 +180,20 @@ def _write_gguf(folder: Path, run: TrainedRun, arguments: argparse.Namespace) ->
     window = find_window(AutoConfig.from_pretrained(str(merged), trust_remote_code=run.trusts_code))
     if window is not None:
         log.info(f"note: {describe_window(window)}")
-    write = partial(write_files, merged=merged, expert=expert, ends=ends, llama_cpp=llama_cpp)
+    conversion = Conversion(merged=merged, expert=run.plan.expert, ends=ends, llama_cpp=arguments.llama_cpp)
     ordered = sorted(arguments.quantization or ("f16",), key=QUANTIZATIONS.index)
-    files = write(folder, quantizations=ordered, report=log.info)
+    files = write_files(conversion, folder, ordered, log.info)
     num_rows = _CHECKED_ROWS if arguments.check_rows is None else arguments.check_rows
     checks: list[ModelCheck] = []
     if num_rows and has_llama_cpp():
         checks = check_files(
             files,
-            merged,
+            conversion,
             run,
             tokenizer=tokenizer,
             dtype=dtype,
-            ends=ends,
             num_rows=num_rows,
             window=window,
-            write_exact=lambda: write(merged, quantizations=["f32"])["f32"],
             report=log.info,
         )
     elif num_rows:

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,16 @@ _WITHOUT_WINDOW = frozenset(
     ("mistral", "mixtral", "phi3", "phimoe", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "smollm3", "starcoder2")
 )
 _CONVERTER, LLAMA_WORKER = "launcher.training.export.gguf_convert", "launcher.training.export.llama_worker"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Conversion:
+    """What llama.cpp's converter needs to write GGUF files."""
+
+    merged: Path  # folder of the merged model
+    expert: str
+    ends: Sequence[int]  # ids of the end tokens
+    llama_cpp: Path | None  # a checkout of llama.cpp; None: the installed package
 
 
 def has_llama_cpp() -> bool:
@@ -71,39 +82,36 @@ def name_file(expert: str, quantization: str) -> str:
 
 
 def write_files(
+    conversion: Conversion,
     folder: Path,
-    *,
-    merged: Path,
     quantizations: Sequence[str],
-    expert: str,
-    ends: Sequence[int],
-    llama_cpp: Path | None,
     report: Callable[[str], None] = lambda _text: None,
 ) -> dict[str, Path]:
     """Write one GGUF file per quantization; return their paths by quantization. K-quants are made from F16 or BF16."""
-    files = {name: folder / name_file(expert, name) for name in quantizations}
+    files = {name: folder / name_file(conversion.expert, name) for name in quantizations}
     quantized = [name for name in quantizations if name in _FILE_TYPES]
-    source = files.get("f16") or files.get("bf16") or folder / name_file(expert, "f16")
+    source = files.get("f16") or files.get("bf16") or folder / name_file(conversion.expert, "f16")
     for name in (name for name in quantizations if name not in _FILE_TYPES):
         report(f"converting to {name.upper()}")
-        _convert(merged, files[name], name, expert, ends, llama_cpp)
+        _convert(conversion, files[name], name)
     is_temporary = bool(quantized) and source not in files.values()
     if is_temporary:
-        _convert(merged, source, "f16", expert, ends, llama_cpp)
+        _convert(conversion, source, "f16")
     for name in quantized:
         report(f"quantizing to {name.upper()}")
-        _quantize(source, files[name], name, llama_cpp)
+        _quantize(source, files[name], name, conversion.llama_cpp)
     if is_temporary:
         source.unlink()
     return files
 
 
-def _convert(
-    merged: Path, file: Path, quantization: str, expert: str, ends: Sequence[int], llama_cpp: Path | None
-) -> None:
-    checkout = [] if llama_cpp is None else [f"--llama-cpp={llama_cpp.resolve()}"]
-    options = [f"--out={file}", f"--type={quantization}", f"--name={expert}", f"--ends={json.dumps(list(ends))}"]
-    _run([sys.executable, "-P", "-m", _CONVERTER, str(merged), *options, *checkout], "llama.cpp's converter", file)
+def _convert(conversion: Conversion, file: Path, quantization: str) -> None:
+    options = [f"--out={file}", f"--type={quantization}", f"--name={conversion.expert}"]
+    options.append(f"--ends={json.dumps(list(conversion.ends))}")
+    if conversion.llama_cpp is not None:
+        options.append(f"--llama-cpp={conversion.llama_cpp.resolve()}")
+    command = [sys.executable, "-P", "-m", _CONVERTER, str(conversion.merged), *options]
+    _run(command, "llama.cpp's converter", file)
 
 
 def _quantize(source: Path, file: Path, quantization: str, llama_cpp: Path | None) -> None:

@@ -1,4 +1,4 @@
-"""Runs GGUF files with llama.cpp on held-out rows, and compares tokens, answers and verdicts with the merged model."""
+"""Run GGUF files with llama.cpp on held-out rows, and compare tokens, answers and verdicts with the merged model."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from launcher.judges.registry import open_judge
 from launcher.judges.results import CheckResult, summarize_checks
 from launcher.manifest.model import Decoding
 from launcher.manifest.trust import check_trust, list_judge_code
-from launcher.training.export.gguf import LLAMA_WORKER, run_tool
+from launcher.training.export.gguf import LLAMA_WORKER, Conversion, run_tool, write_files
 from launcher.training.export.logits_check import compute_logits, computing_in_fp32
 from launcher.training.inference.generate import Generator
 from launcher.training.inference.grade import make_reference_rows
@@ -68,25 +68,24 @@ class Questions:
 
 def check_files(
     files: Mapping[str, Path],
-    merged: Path,
+    conversion: Conversion,
     run: TrainedRun,
     *,
     tokenizer: BaseTokenizer,
     dtype: Dtype,
-    ends: Sequence[int],
     num_rows: int,
     window: int | None,
-    write_exact: Callable[[], Path],
     report: Callable[[str], None],
 ) -> list[ModelCheck]:
     """Return how each GGUF file's answers compare with the merged model's; raise RunFailedError if a file is wrong.
 
-    `window` is the most tokens that prompt and answer may have. `write_exact` writes a GGUF file with FP32
-    weights; it is called only if an answer differs.
+    `window` is the most tokens that prompt and answer may have. If an answer differs, a GGUF file with FP32 weights is
+    written, too.
     """
+    ends = conversion.ends
     questions = load_questions(run, tokenizer, num_rows, window, report)
     device = pick_device(run.plan, dtype)
-    model = load_from_folder(merged, dtype, device, trusts=run.trusts_code)
+    model = load_from_folder(conversion.merged, dtype, device, trusts=run.trusts_code)
     report(f"answering {len(questions.prompts)} prompts with the merged model")
     expected = _answer_with_merged(model, run, tokenizer, questions)
     checks, judge = [], _open_judge(run, questions, report)
@@ -94,7 +93,8 @@ def check_files(
     @cache
     def answer_exactly() -> list[Any]:
         report("answering with FP32 weights in llama.cpp, which then rounds nothing")
-        answers: list[Any] = generate_answers(write_exact(), questions, ends, exact=True)["answers"]
+        file = write_files(conversion, conversion.merged, ["f32"])["f32"]
+        answers: list[Any] = generate_answers(file, questions, ends, exact=True)["answers"]
         return answers
 
     with closing(judge) if judge is not None else nullcontext():

@@ -1,4 +1,4 @@
-"""Compares the logits of two models on the same tokens, computed in FP32 whatever dtype the weights have."""
+"""Compare the logits of two models on the same tokens, computed in FP32 whatever dtype the weights have."""
 
 from __future__ import annotations
 

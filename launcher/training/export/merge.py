@@ -1,4 +1,4 @@
-"""Merges an adapter into its base, writes the model with tokenizer and model card, and verifies the written files."""
+"""Merge an adapter into its base, write the model with tokenizer and model card, and verify the written files."""
 
 from __future__ import annotations
 

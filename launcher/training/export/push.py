@@ -1,4 +1,4 @@
-"""Uploads an exported folder to the Hugging Face Hub. The token comes from HF_TOKEN or a login; it is not printed."""
+"""Upload an exported folder to the Hugging Face Hub. The token comes from HF_TOKEN or a login; it is not printed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from launcher.core.errors import InputError, LauncherError, RunFailedError, esca
 from launcher.core.run_files import check_regular_files
 from launcher.core.units import MIB
 
-# What exports contain: nothing else that somebody put into the folder is uploaded.
+# What exports contain: other files that a user put into the folder are not uploaded.
 _PATTERNS = (
     *("*.safetensors", "*.safetensors.index.json", "*.gguf", "Modelfile", "README.md", "*.jinja"),
     *("config.json", "generation_config.json", "adapter_config.json", "tokenizer*", "special_tokens_map.json"),

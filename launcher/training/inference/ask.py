@@ -71,7 +71,9 @@ def _ask(arguments: argparse.Namespace) -> str:
     from launcher.training.inference.generate import answer_question
 
     prompt = "" if row is None else row.prompt
-    answer = answer_question(run, question, arguments.input or "", arguments.max_new_tokens, fields, prompt)
+    answer = answer_question(
+        run, question, arguments.input or "", max_new_tokens=arguments.max_new_tokens, fields=fields, prompt=prompt
+    )
     check = check_json(run.manifest, answer.text)
     if answer.end == "length":
         log.info(f"note: cut off after {answer.num_tokens} tokens; raise --max-new-tokens for more")

@@ -60,6 +60,7 @@ def answer_question(
     run: TrainedRun,
     question: str,
     context: str,
+    *,
     max_new_tokens: int,
     fields: Mapping[str, str] | None = None,
     prompt: str = "",
@@ -125,7 +126,7 @@ def load_generator(
 
 
 class Generator:
-    """Generate in batches: longest prompts first, padded on the left, with a KV cache."""
+    """Generator of answers in batches: longest prompts first, padded on the left, with a KV cache."""
 
     def __init__(
         self,
@@ -240,7 +241,7 @@ class Generator:
         return [self._cut(row) for row in out[:, width:].tolist()]
 
     def _cut(self, tokens: list[int]) -> list[int]:
-        """Removes the padding after the end token."""
+        """Return the tokens without the padding after the end token."""
         eos_ids: Any = self._config.eos_token_id
         first = next((index for index, token in enumerate(tokens) if token in eos_ids), None)
         return tokens if first is None else tokens[: first + 1]
@@ -305,7 +306,7 @@ def _collect_eos_ids(tokenizer: BaseTokenizer, end_token: str, stop_sequences: S
 
 
 class StopSequenceCriteria(StoppingCriteria):
-    """Stop each row at the manifest's stop sequences, which need not align with tokens."""
+    """Criterion that stops each row at the manifest's stop sequences, which need not align with tokens."""
 
     def __init__(
         self,

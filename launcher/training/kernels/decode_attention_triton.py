@@ -172,8 +172,8 @@ def _make_dense(tensor: Tensor) -> Tensor:
 
 def _count_splits(num_rows: int, length: int, device: torch.device) -> int:
     """Return the number of parts to split a row's KV cache into, so that each multiprocessor gets a few programs."""
-    wanted = triton.cdiv(_PROGRAMS_PER_SM * _count_multiprocessors(device), num_rows)
-    return max(1, min(wanted, _MAX_SPLITS, length // _MAX_BLOCK_N))
+    num_splits = triton.cdiv(_PROGRAMS_PER_SM * _count_multiprocessors(device), num_rows)
+    return max(1, min(num_splits, _MAX_SPLITS, length // _MAX_BLOCK_N))
 
 
 @cache

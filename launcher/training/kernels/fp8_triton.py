@@ -14,7 +14,7 @@ _FP8 = torch.float8_e4m3fn
 
 @triton.jit
 def _round_to_fp8(values, amax):  # type: ignore[no-untyped-def]
-    """Returns the codes and the scale of values whose largest magnitude is amax; the scale of zeros is zero."""
+    """Return the codes and the scale of values whose largest magnitude is amax; the scale of zeros is zero."""
     scale = amax / 448.0
     return (values / tl.where(scale > 0, scale, 1.0)).to(tl.float8e4nv), scale
 

@@ -28,7 +28,7 @@ def _dropout_factors(indices, seed, threshold, factor):  # type: ignore[no-untyp
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _tile_indices(num_rows, num_column_blocks, width, rows: tl.constexpr, block: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Rows and columns of this program's tile, and a mask of those inside the matrix."""
+    """Return the rows and columns of this program's tile, and a mask of those inside the matrix."""
     columns = (tl.program_id(0) % num_column_blocks) * block + tl.arange(0, block)
     tokens = (tl.program_id(0) // num_column_blocks) * rows + tl.arange(0, rows)
     mask = (tokens < num_rows)[:, None] & (columns < width)[None, :]
@@ -40,7 +40,7 @@ def _rms_norm_kernel(  # type: ignore[no-untyped-def]
     x, weight, out, side, normed, seed, width, x_stride, out_stride, eps, threshold, factor, block: tl.constexpr,
     drops: tl.constexpr, splits: tl.constexpr, keeps_normed: tl.constexpr,
 ):  # fmt: skip
-    """RMSNorm y of each row. With dropout: `out` = y, `side` = dropout(y).
+    """Compute RMSNorm y of each row. With dropout: `out` = y, `side` = dropout(y).
 
     With `splits`: `out` = dropout(y), `side` = y - dropout(y), and optionally `normed` = y.
     """
@@ -92,7 +92,7 @@ def _dropout_kernel(  # type: ignore[no-untyped-def]
     x, out, remainder, seed, num_rows, num_column_blocks, width, x_stride, out_stride, threshold, factor,
     rows: tl.constexpr, block: tl.constexpr, splits: tl.constexpr,
 ):  # fmt: skip
-    """`out` = dropout(x), possibly in place; with `splits`, `remainder` = x - dropout(x)."""
+    """Compute `out` = dropout(x), possibly in place; with `splits`, also `remainder` = x - dropout(x)."""
     tokens, columns, mask = _tile_indices(num_rows, num_column_blocks, width, rows, block)
     indices = tokens * width + columns
     values = tl.load(x + tokens * x_stride + columns, mask=mask, other=0.0).to(tl.float32)
@@ -123,7 +123,7 @@ def _scale_columns_kernel(  # type: ignore[no-untyped-def]
     y, correction, scales, out, num_tokens, num_column_blocks, width, row_stride, correction_stride,
     rows: tl.constexpr, block: tl.constexpr, has_correction: tl.constexpr,
 ):  # fmt: skip
-    """`out` = y * scales + correction."""
+    """Compute `out` = y * scales + correction."""
     tokens, columns, mask = _tile_indices(num_tokens, num_column_blocks, width, rows, block)
     result = tl.load(y + tokens * row_stride + columns, mask=mask, other=0.0).to(tl.float32)
     result *= tl.load(scales + columns, mask=columns < width, other=0.0)

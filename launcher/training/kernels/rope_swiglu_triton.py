@@ -97,7 +97,7 @@ def _qk_norm_rope_backward_kernel(  # type: ignore[no-untyped-def]
     num_kv_heads: tl.constexpr, half: tl.constexpr, rows: tl.constexpr, steps: tl.constexpr, has_norm: tl.constexpr,
     has_scales: tl.constexpr, has_correction: tl.constexpr,
 ):  # fmt: skip
-    """Processes one head of `rows * steps` tokens: inverse rotation, then RMSNorm backward."""
+    """Process one head of `rows * steps` tokens: inverse rotation, then RMSNorm backward."""
     head, token_block = tl.program_id(0) % num_heads_total, tl.program_id(0) // num_heads_total
     columns = tl.arange(0, half)
     offsets = head * 2 * half + columns
@@ -172,7 +172,7 @@ def _swiglu_kernel(  # type: ignore[no-untyped-def]
     rows: tl.constexpr, block: tl.constexpr, has_scales: tl.constexpr, num_corrected: tl.constexpr,
     is_gelu: tl.constexpr,
 ):  # fmt: skip
-    """Computes silu(gate) * up, or gelu(gate) * up. `num_corrected`: 0 corrects neither, 1 only `up`, 2 both."""
+    """Compute silu(gate) * up, or gelu(gate) * up. `num_corrected`: 0 corrects neither, 1 only `up`, 2 both."""
     column_block, token_block = tl.program_id(0) % num_column_blocks, tl.program_id(0) // num_column_blocks
     columns = column_block * block + tl.arange(0, block)
     tokens = token_block * rows + tl.arange(0, rows)

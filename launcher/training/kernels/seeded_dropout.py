@@ -1,6 +1,6 @@
 """Dropout whose mask is a function of a seed and the element's index, so that the mask is never stored.
 
-The backward pass recomputes the mask from the seed. The mask comes from an integer hash (the finaliser of MurmurHash3)
+The backward pass recomputes the mask from the seed. The mask comes from an integer hash (the finalizer of MurmurHash3)
 instead of a random generator: it is the same in torch and in Triton (rmsnorm_dropout_triton.py), and cheap enough to
 compute for every element that is read.
 """

@@ -231,7 +231,7 @@ def _(_do: Tensor, q: Tensor, k: Tensor, v: Tensor, *_arguments: Any) -> tuple[T
 
 
 def _for_descriptor(tensor: Tensor) -> Tensor:
-    """The tensor itself where TMA can read it (heads contiguous, tokens 16-byte aligned), else a contiguous copy."""
+    """Return the tensor if TMA can read it (heads contiguous, tokens 16-byte aligned), else a contiguous copy."""
     is_dense = tensor.stride(2) == 1 and tensor.stride(1) == tensor.shape[2]
     is_aligned = (tensor.stride(0) * tensor.element_size()) % 16 == 0 and tensor.data_ptr() % 16 == 0
     return tensor if is_dense and is_aligned else tensor.contiguous()

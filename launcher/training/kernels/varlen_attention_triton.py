@@ -23,7 +23,7 @@ def _scale_and_softcap(qk, sm_scale, softcap, has_softcap: tl.constexpr):  # typ
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _softcap_backward(ds, qk, softcap, has_softcap: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Multiplies dS by the derivative of the softcap."""
+    """Multiply dS by the derivative of the softcap."""
     if has_softcap:
         ratio = qk / (softcap * 1.4426950408889634)
         ds = ds * (1.0 - ratio * ratio)
@@ -32,7 +32,7 @@ def _softcap_backward(ds, qk, softcap, has_softcap: tl.constexpr):  # type: igno
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _load_q_tile(q_desc, token, head, block_m: tl.constexpr, head_dim: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Loads a tile of query rows, grouped by KV head; out-of-bounds rows are zero."""
+    """Load a tile of query rows, grouped by KV head; out-of-bounds rows are zero."""
     return q_desc.load([token, head, 0]).reshape([block_m, head_dim])
 
 
@@ -40,7 +40,7 @@ def _load_q_tile(q_desc, token, head, block_m: tl.constexpr, head_dim: tl.conste
 def _tile_rows(  # type: ignore[no-untyped-def]
     num_tokens, group: tl.constexpr, padded_group: tl.constexpr, block_m: tl.constexpr
 ):
-    """Token and head of each row of a tile, and a mask of the rows that exist."""
+    """Return token and head of each row of a tile, and a mask of the rows that exist."""
     row = tl.arange(0, block_m)
     tokens, heads = row // padded_group, row % padded_group
     return tokens, heads, (tokens < num_tokens) & (heads < group)
@@ -59,7 +59,7 @@ def _tile_bounds(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _first_visible_key(doc_starts, tokens, mask, window: tl.constexpr):  # type: ignore[no-untyped-def]
-    """First key visible to each token: the start of its document or of its sliding window."""
+    """Return the first key visible to each token: the start of its document or of its sliding window."""
     first_key = tl.load(doc_starts + tokens, mask=mask, other=0)
     if window > 0:
         first_key = tl.maximum(first_key, tokens - window + 1)
@@ -74,7 +74,7 @@ def _is_visible(keys, tokens, first_key):  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _key_range(doc_starts, first, last, block_n: tl.constexpr, window: tl.constexpr):  # type: ignore[no-untyped-def]
-    """First key visible to a tile, and the end of the key blocks that need no mask."""
+    """Return the first key visible to a tile, and the end of the key blocks that need no mask."""
     key_begin = _first_visible_key(doc_starts, first, True, window)
     full_end = key_begin
     if _first_visible_key(doc_starts, last, True, window) == key_begin:
@@ -108,7 +108,7 @@ def attn_fwd(  # type: ignore[no-untyped-def]
     group: tl.constexpr, padded_group: tl.constexpr, head_dim: tl.constexpr, block_m: tl.constexpr,
     block_n: tl.constexpr, window: tl.constexpr, has_softcap: tl.constexpr, has_sinks: tl.constexpr,
 ):  # fmt: skip
-    """Stores the output and, per row, lse = m + log2(l).
+    """Store the output and, per row, lse = m + log2(l).
 
     A sink is the score of a key without a value: it only adds exp(sink) to the softmax denominator. The backward
     kernels need no sinks, because lse includes them.
@@ -173,7 +173,7 @@ def attn_bwd_dq(  # type: ignore[no-untyped-def]
     sm_scale, softcap, group: tl.constexpr, padded_group: tl.constexpr, head_dim: tl.constexpr,
     block_m: tl.constexpr, block_n: tl.constexpr, window: tl.constexpr, has_softcap: tl.constexpr,
 ):  # fmt: skip
-    """Stores dQ and delta = rowsum(dO * O), which the dK/dV kernel needs."""
+    """Store dQ and delta = rowsum(dO * O), which the dK/dV kernel needs."""
     kv_head, tile = tl.program_id(0) % num_kv_heads, tl.program_id(0) // num_kv_heads
     first, last, token_offsets, heads, row_mask = _tile_bounds(tile, num_tokens, group, padded_group, block_m)
     tokens = first + token_offsets

@@ -239,7 +239,7 @@ def _from_config(config: PretrainedConfig, attention: str, dtype: torch.dtype) -
 
 
 def _build_random(plan: Plan, source: str, attention: str, device: torch.device) -> PreTrainedModel:
-    """Builds the base with random weights from a fixed seed, to measure speed and memory."""
+    """Build the base with random weights from a fixed seed, to measure speed and memory."""
     known = lookup_base(plan.base.name)
     if not Path(source).is_dir() and known is not None:  # the catalogue has the config
         config = AutoConfig.for_model(**dict(known))  # type: ignore[arg-type]
@@ -270,7 +270,7 @@ def _get_storage_dtype(quantization: QuantizationPlan) -> torch.dtype:
 
 
 def _quantize_linears(model: PreTrainedModel, plan: Plan, quantization: QuantizationPlan, device: torch.device) -> None:
-    """Quantizes the decoder layers' linear modules, as transformers does while loading."""
+    """Quantize the decoder layers' linear modules, as transformers does while loading."""
     replace_linears(model, lambda linear: _quantized(linear, plan, quantization).to(device))
     marked: Any = model
     marked.is_loaded_in_4bit = True

@@ -75,7 +75,7 @@ class Nf4Linear(nn.Linear):
 
 
 class _Nf4Matmul(torch.autograd.Function):
-    """Compute x W^T; the backward pass saves the bytes of W instead of the dense weight."""
+    """Autograd function for x W^T that saves the bytes of W for the backward pass instead of the dense weight."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, packed: Tensor, levels: Tensor, absmax_levels: Tensor, layout: Layout) -> Tensor:

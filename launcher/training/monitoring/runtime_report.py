@@ -30,23 +30,23 @@ class CompileResult:
     has_failed: bool = False
 
 
-def describe_runtime(run: TrainingRun, proof: PackingCheck | None, ops: ForwardOps, compiled: str) -> dict[str, str]:
+def describe_runtime(run: TrainingRun, check: PackingCheck | None, ops: ForwardOps, compiled: str) -> dict[str, str]:
     """Return a description of each active feature, by name, in display order."""
     engine = run.engine
     report = {
         "device": _device(engine.device),
         "model": _model(engine.module),
         "precision": _precision(engine.module, ops),
-        "attention": _attention(engine.module, proof, ops.attention),
+        "attention": _attention(engine.module, check, ops.attention),
         "loss": f"{engine.module.loss_kernel} cross-entropy over the trained positions",
         "optimizer": _optimizer(engine.optimizer),
         "checkpointing": _checkpointing(engine.module),
         "torch.compile": compiled or _compiling(engine.module),
     }
-    if proof is not None and proof.lora_grads is not None:
+    if check is not None and check.lora_grads is not None:
         blocks = len(engine.module.fused_lora.weights)
         report["LoRA"] = (
-            f"LoRA fused into {blocks} base matmuls; equals PEFT (gradients differ by {proof.lora_grads:.0e})"
+            f"LoRA fused into {blocks} base matmuls; equals PEFT (gradients differ by {check.lora_grads:.0e})"
         )
     if engine.defer_gradient_sync:
         report["gradients"] = f"all-reduced over {engine.num_ranks} ranks after each step"
@@ -150,12 +150,12 @@ def _main_dtype(module: nn.Module, *, trained: bool) -> str:
     return counts.most_common(1)[0][0] if counts else ""
 
 
-def _attention(module: PackedCausalLM, proof: PackingCheck | None, operations: tuple[str, ...]) -> str:
+def _attention(module: PackedCausalLM, check: PackingCheck | None, operations: tuple[str, ...]) -> str:
     name = _attention_backend(module)
     shown = f"{name} ({', '.join(operations)})" if operations else name
-    if proof is None:
+    if check is None:
         return shown
-    return f"{shown}; {proof.num_documents} packed documents equal unpacked ones (loss differs by {proof.loss:.0e})"
+    return f"{shown}; {check.num_documents} packed documents equal unpacked ones (loss differs by {check.loss:.0e})"
 
 
 def _attention_backend(module: PackedCausalLM) -> str:

@@ -27,9 +27,8 @@ class MemoryPressure(Observer):
             return
         self._recent.append(self._before is not None and retries > self._before)
         self._before = retries
-        if (
-            sum(self._recent) >= _MAX_WITH_RETRIES and run.plan.oom_fallbacks
-        ):  # without a fallback, slow is better than failing
+        # Without a fallback, a slow training is better than a failed one.
+        if sum(self._recent) >= _MAX_WITH_RETRIES and run.plan.oom_fallbacks:
             raise torch.OutOfMemoryError(
                 f"{sum(self._recent)} of the last {len(self._recent)} steps had to empty the allocator's cache"
             )

@@ -8,15 +8,12 @@ from statistics import median
 
 from launcher.core import metrics as names
 from launcher.core.errors import RunFailedError
-from launcher.core.metrics import StepMetrics
+from launcher.core.metrics import SPIKE_WINDOW, StepMetrics, is_loss_spike
 from launcher.runs.checkpoints import list_checkpoints
 from launcher.training.engine.run import TrainingRun
 from launcher.training.observers.base import Observer
 
 _MAX_SHOWN = 24
-_RECENT_STEPS, _MIN_STEPS = 64, 16  # steps that a loss is compared with, and how many are enough
-# A spike exceeds the median by this many median absolute deviations, and by this fraction of the median.
-_SPIKE_DEVIATIONS, _SPIKE_FRACTION = 8.0, 0.2
 
 
 class NonfiniteSteps(Observer):
@@ -24,7 +21,7 @@ class NonfiniteSteps(Observer):
 
     def __init__(self) -> None:
         self._in_a_row = 0
-        self._losses: deque[float] = deque(maxlen=_RECENT_STEPS)
+        self._losses: deque[float] = deque(maxlen=SPIKE_WINDOW)
 
     def on_step(self, run: TrainingRun, metrics: StepMetrics) -> None:
         """Report a skipped step or a loss spike; raise if training diverged."""
@@ -40,17 +37,10 @@ class NonfiniteSteps(Observer):
             if self._in_a_row > run.plan.guards.max_nonfinite_steps:
                 raise _diverged(run, metrics, self._in_a_row)
             return
-        if self._is_spike(loss):
+        if is_loss_spike(loss, self._losses):
             usual = median(self._losses)
             run.warn(f"step {metrics.step:,}: loss spike from {usual:.4f} to {loss:.4f}. {_format_rows(run, metrics)}")
         self._losses.append(loss)
-
-    def _is_spike(self, loss: float) -> bool:
-        if len(self._losses) < _MIN_STEPS:
-            return False
-        usual = median(self._losses)
-        deviation = median(abs(other - usual) for other in self._losses)
-        return loss > usual + max(_SPIKE_DEVIATIONS * deviation, _SPIKE_FRACTION * usual)
 
 
 def _diverged(run: TrainingRun, metrics: StepMetrics, in_a_row: int) -> RunFailedError:

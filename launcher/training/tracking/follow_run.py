@@ -1,4 +1,4 @@
-"""Follows a run directory from another process: new rows of its metrics, and the end of its training."""
+"""Follow a run directory from another process: new rows of its metrics, and the end of its training."""
 
 from __future__ import annotations
 

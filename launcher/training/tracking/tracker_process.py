@@ -1,4 +1,4 @@
-"""Starts the processes that log this run to its trackers, and waits for them at the end, up to a limit."""
+"""Start the processes that log this run to its trackers, and wait for them at the end, up to a limit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Logs a run to TensorBoard or MLflow: `python -m launcher.training.tracking.tracker_uploader RUN_DIR --to mlflow`.
+"""Log a run to TensorBoard or MLflow: `python -m launcher.training.tracking.tracker_uploader RUN_DIR --to mlflow`.
 
 Like the W&B uploader it is a process of its own and reads only files that the training writes: a server that does not
 respond cannot hold up the training.
@@ -15,10 +15,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from launcher.core.errors import ExitCode, InputError, LauncherError, first_line
+from launcher.core.errors import ExitCode, LauncherError, first_line
 from launcher.core.log import get_logger
 from launcher.core.metrics import StepMetrics
-from launcher.core.run_files import load_model
+from launcher.core.run_files import load_model_or_none
 from launcher.core.run_paths import RunPaths, write_text_atomically
 from launcher.plan import Plan, load_plan
 from launcher.runs.record import MlflowTrace, load_outcome
@@ -187,10 +187,7 @@ def follow(paths: RunPaths, backend: Backend, parent: int) -> None:
 
 
 def _load_trace(file: Path) -> MlflowTrace | None:
-    try:
-        return load_model(MlflowTrace, file)
-    except InputError:
-        return None
+    return load_model_or_none(MlflowTrace, file)
 
 
 def _make_flat_config(plan: Plan) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""Opens a run in Weights & Biases with time limits and without private facts about the machine."""
+"""Open a run in Weights & Biases with time limits and without private facts about the machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Logs a run to W&B: `python -m launcher.training.tracking.wandb_uploader RUN_DIR`.
+"""Log a run to W&B: `python -m launcher.training.tracking.wandb_uploader RUN_DIR`.
 
 It reads only files that the training writes (plan.json, metrics.jsonl, outcome.json). A server that does not respond, a
 full queue or an error here can therefore not hold up the training; and if the training is killed, every row that it

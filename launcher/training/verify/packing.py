@@ -347,7 +347,7 @@ def eval_mode(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _transformers_attention(module: PackedCausalLM) -> Iterator[None]:
-    """Uses transformers' SDPA, or its eager attention for families without SDPA.
+    """Use transformers' SDPA, or its eager attention for families without SDPA.
 
     Eager attention rounds all scores to 16 bits. Those of Qwen2.5 are so large that its results are far from FP32.
     """

@@ -25,7 +25,7 @@ from launcher.corpus.end_token import collect_end_ids
 from launcher.corpus.text_encoder import TextEncoder
 from launcher.judges.base import ReferenceRow
 from launcher.judges.registry import open_judge_by_name
-from launcher.training.export.gguf import write_files
+from launcher.training.export.gguf import Conversion, write_files
 from launcher.training.export.gguf_check import Questions, check_answers, generate_answers
 from launcher.training.inference.prompt import render_prompt
 from tests.unit.corpus.families import FAMILIES, write_family
@@ -174,14 +174,8 @@ class SmallModel:
 
     def write(self, quantizations: Sequence[str]) -> dict[str, Path]:
         """Write GGUF files."""
-        return write_files(
-            self.folder,
-            merged=self.merged,
-            quantizations=quantizations,
-            expert=self.model_type,
-            ends=self.ends,
-            llama_cpp=None,
-        )
+        conversion = Conversion(merged=self.merged, expert=self.model_type, ends=self.ends, llama_cpp=None)
+        return write_files(conversion, self.folder, quantizations)
 
     def answer_exactly(self) -> list[Any]:
         """Return the answers of llama.cpp with FP32 weights, keys and values."""

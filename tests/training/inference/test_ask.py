@@ -47,7 +47,7 @@ def decode(tokens: list[int]) -> str:
 
 
 def answer_here(paths: Any, max_new_tokens: int = NUM_TOKENS) -> generate.Answer:
-    return answer_question(load_trained_run(paths.root), QUESTION, SCHEMA, max_new_tokens)
+    return answer_question(load_trained_run(paths.root), QUESTION, SCHEMA, max_new_tokens=max_new_tokens)
 
 
 def test_stdout_holds_only_the_answer(trained: Trained) -> None:  # noqa: F811
@@ -151,7 +151,8 @@ def test_sampling_is_repeatable_and_differs_from_greedy(trained: Trained, tmp_pa
     paths = copy_run(trained, tmp_path, manifest={"training.decoding": {"temperature": 2.0}})
     question = f"What is asked?\n\n{QUESTION}"  # the tiny base is less certain here
     first, second, greedy = (
-        answer_question(load_trained_run(run.root), question, SCHEMA, 30) for run in (paths, paths, trained.paths)
+        answer_question(load_trained_run(run.root), question, SCHEMA, max_new_tokens=30)
+        for run in (paths, paths, trained.paths)
     )
     assert first.text == second.text
     assert first.text != greedy.text

@@ -447,10 +447,10 @@ def test_training_equals_pefts(
     monkeypatch.setattr(
         "launcher.training.model.packed_lm.supports_triton", lambda _device: fuses_blocks
     )  # as on a GPU
-    run, proof = build_nf4_run(plan, store, tmp_path / "ours")
-    assert proof.lora_grads is not None
+    run, check = build_nf4_run(plan, store, tmp_path / "ours")
+    assert check.lora_grads is not None
     rounding = 1e-5 if DEVICE == "cpu" else 0.1  # FP32; a plan for a GPU computes in BF16
-    assert 0 < proof.lora_grads < rounding
+    assert 0 < check.lora_grads < rounding
     all_weights = run.engine.module.fused_lora.weights
     assert {len(weights.stored) for weights in all_weights} == {8}
     assert sum(len(weights.members) for weights in all_weights) == len(all_weights) / 4 * (7 if fuses_blocks else 6)
@@ -468,7 +468,7 @@ def test_wrong_dequantization_falls_back_to_peft(
     """As if a kernel swapped the two weights of a byte."""
     own = nf4.dequantize
     monkeypatch.setattr(nf4, "dequantize", lambda codes, *rest: own((codes >> 4) | (codes << 4), *rest))
-    run, proof = build_nf4_run(plan, store, tmp_path)
-    assert proof.lora_grads is None
+    run, check = build_nf4_run(plan, store, tmp_path)
+    assert check.lora_grads is None
     assert not run.engine.module.fused_lora.weights
     assert "Using PEFT's own layers" in capsys.readouterr().err

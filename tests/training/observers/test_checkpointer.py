@@ -205,14 +205,14 @@ class Interrupted:
     """Task evaluations by script; a signal interrupts that of one step."""
 
     def __init__(self, step: int | None) -> None:
-        self._step, self.is_owed, self.evaluated = step, False, list[int]()
+        self._step, self.must_repeat, self.evaluated = step, False, list[int]()
 
     def is_due(self, step: int, *, is_last: bool = False) -> bool:
         return step > 0 and not is_last
 
     def evaluate(self, step: int) -> dict[str, float]:
-        self.is_owed = step == self._step
-        if self.is_owed:
+        self.must_repeat = step == self._step
+        if self.must_repeat:
             return {}
         self.evaluated.append(step)
         return {"eval/equal": RATES[step]}

@@ -58,9 +58,9 @@ def build_checked_run(
 def test_check_passes_and_restores_the_model(
     plan: Plan, store: Store, tmp_path: Path, kind: str, changes: dict[str, Any]
 ) -> None:
-    run, proof = build_checked_run(plan, store, tmp_path, kind, changes)
-    assert proof.lora_grads is not None
-    assert 0 < proof.lora_grads < 1e-5
+    run, check = build_checked_run(plan, store, tmp_path, kind, changes)
+    assert check.lora_grads is not None
+    assert 0 < check.lora_grads < 1e-5
     trained = {name: one for name, one in run.engine.module.named_parameters() if one.requires_grad}
     assert all(not one.any() for name, one in trained.items() if "lora_B" in name)
     assert all(one.grad is None for one in trained.values())
@@ -124,8 +124,8 @@ def test_failing_kernel_falls_back_to_peft(
         raise RuntimeError("no kernel image is available")
 
     monkeypatch.setattr(f"launcher.training.kernels.{kernel}", fail)
-    run, proof = build_checked_run(plan, store, tmp_path, "lora", FUSED_BLOCKS)
-    assert proof.lora_grads is None
+    run, check = build_checked_run(plan, store, tmp_path, "lora", FUSED_BLOCKS)
+    assert check.lora_grads is None
     warning = capsys.readouterr().err
     assert "fused LoRA layers fail on this machine: RuntimeError: no kernel image is available" in warning
     assert not any(isinstance(one, FusedLoraLinear) for one in run.engine.module.modules())
@@ -139,9 +139,9 @@ def test_blocks_are_fused_without_compilation_where_kernels_run(
     """As on a GPU. On a CPU without torch.compile, blocks are not fused."""
     monkeypatch.setattr("launcher.training.model.packed_lm.supports_triton", lambda _device: True)
     changes = {"checkpointing": checkpointing, "adapter.dropout": 0.2}
-    run, proof = build_checked_run(plan, store, tmp_path / "joined", "dora", changes)
-    assert proof.lora_grads is not None
-    assert proof.lora_grads < 1e-5
+    run, check = build_checked_run(plan, store, tmp_path / "joined", "dora", changes)
+    assert check.lora_grads is not None
+    assert check.lora_grads < 1e-5
     assert any(hasattr(one, "preceding_norm") for one in run.engine.module.modules()) == is_fused
     monkeypatch.undo()
     run, _ = build_checked_run(plan, store, tmp_path / "plain", "dora", changes)
@@ -181,8 +181,8 @@ def test_wrong_gradients_fall_back_to_peft(
     changes: dict[str, Any],
 ) -> None:
     sabotage(monkeypatch)
-    run, proof = build_checked_run(plan, store, tmp_path, kind, changes)
-    assert proof.lora_grads is None
+    run, check = build_checked_run(plan, store, tmp_path, kind, changes)
+    assert check.lora_grads is None
     assert "fused LoRA layers have different gradients than PEFT" in capsys.readouterr().err
     assert not any(isinstance(one, FusedLoraLinear) for one in run.engine.module.modules())
     if changes:  # compiling takes long, and the classes were checked above
@@ -204,8 +204,8 @@ def test_error_in_dropout_alone_is_detected(
     monkeypatch: pytest.MonkeyPatch, plan: Plan, store: Store, tmp_path: Path
 ) -> None:
     _break_dropout(monkeypatch)
-    _, proof = build_checked_run(plan, store, tmp_path, "dora", {"adapter.dropout": 0.2})
-    assert proof.lora_grads is None
+    _, check = build_checked_run(plan, store, tmp_path, "dora", {"adapter.dropout": 0.2})
+    assert check.lora_grads is None
 
 
 BF16 = {"precision.compute_dtype": "bf16", "precision.base_dtype": "bf16", "batch.sequence_length": 16}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.cli.eval import _find_target_run, _save, print_result
+from launcher.cli.eval import _find_target_run, _save, apply_gate, print_gate, print_result
 from launcher.cli.main import main
 from launcher.core.errors import InputError
 from launcher.core.run_paths import RunPaths
@@ -144,14 +144,16 @@ def test_output_that_cannot_be_written_is_refused_first(
 
 def test_gate_is_printed_in_words(capsys: pytest.CaptureFixture[str]) -> None:
     good, bad = make_evaluation({"matches": 0.9}), make_evaluation({"matches": 0.1})
-    assert print_result(good, good, 0.05, 1)
-    assert "  quality gate passed: " in capsys.readouterr().out
-    assert not print_result(bad, good, 0.05, 1)
-    assert "  quality gate FAILED: worse by more than 5.0 %" in capsys.readouterr().out
+    for now, is_open, text in ((good, True, "passed: "), (bad, False, "FAILED: worse by more than 5.0 %")):
+        gate, warnings = apply_gate(now, good, 0.05)
+        assert gate is not None
+        print_gate(now, good, gate, warnings)
+        assert gate.is_open == is_open
+        assert f"  quality gate {text}" in capsys.readouterr().out
 
 
 def test_check_that_applies_to_no_row_has_no_rate(capsys: pytest.CaptureFixture[str]) -> None:
-    print_result(make_unjudged(), None, 0.05, 1)
+    print_result(make_unjudged(), 1)
     lines = [line for line in capsys.readouterr().out.splitlines() if "not checked: no rows" in line]
     assert len(lines) == 2
     assert "%" not in "".join(lines)
@@ -159,9 +161,9 @@ def test_check_that_applies_to_no_row_has_no_rate(capsys: pytest.CaptureFixture[
 
 def test_chats_with_several_answers_are_noted(capsys: pytest.CaptureFixture[str]) -> None:
     result = make_evaluation({"parses": 0.9, "matches": 0.8})
-    print_result(result, None, 0.05, 1)
+    print_result(result, 1)
     assert "chats" not in capsys.readouterr().out
-    print_result(result.model_copy(update={"num_chats": 3}), None, 0.05, 1)
+    print_result(result.model_copy(update={"num_chats": 3}), 1)
     assert (
         "note: 3 of the rows are chats with several answers: only the first answer is judged" in capsys.readouterr().out
     )

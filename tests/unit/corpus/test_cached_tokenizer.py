@@ -173,7 +173,7 @@ def test_cache_size_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
 @given(left=texts, right=texts)
 def test_safe_borders_change_no_token(name: str, left: str, right: str) -> None:
     encoder = CachedTokenizer(SAFE[name])
-    if encoder.has_safe_borders((Segment(left, False), Segment(right, True))):
+    if encoder.has_safe_boundaries((Segment(left, False), Segment(right, True))):
         both, apart = ids_of(encoder, [left + right]), ids_of(encoder, [left, right])
         assert both == [[*apart[0], *apart[1]]]
 
@@ -181,4 +181,4 @@ def test_safe_borders_change_no_token(name: str, left: str, right: str) -> None:
 @pytest.mark.parametrize(("left", "right", "is_safe"), [("x\n", "y", True), ("x\n", "\ny", False), ("x", "y", False)])
 def test_borders_between_lines_are_safe(left: str, right: str, is_safe: bool) -> None:
     for tokenizer in SAFE.values():
-        assert CachedTokenizer(tokenizer).has_safe_borders((Segment(left, False), Segment(right, True))) == is_safe
+        assert CachedTokenizer(tokenizer).has_safe_boundaries((Segment(left, False), Segment(right, True))) == is_safe

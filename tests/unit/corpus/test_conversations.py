@@ -299,11 +299,11 @@ def test_rows_of_published_multi_task_data() -> None:
     }
     rows = [Row(number=1, fields={"task": "repair", "input": given, "output": "{}"})]
     assert find_task_field(rows) == "input"
-    reader = make_row_reader(FieldMapping(), ["task", "input", "output"], "input")
+    reader = make_row_reader(FieldMapping(), ["task", "input", "output"], task="input")
     content = reader.read(rows[0])
     context = 'Broken json:\n{\n\nSchema:\n{"type": "object"}'
     assert content == Conversation((Message("user", "Repair it.", context), Message("assistant", "{}")))
-    chosen = make_row_reader(FieldMapping(), ["input", "chosen", "rejected"], "input")
+    chosen = make_row_reader(FieldMapping(), ["input", "chosen", "rejected"], task="input")
     assert chosen.answer == "chosen"
     assert reader.read(Row(number=2, fields={"input": "text", "output": "x"})) == BadRow(
         number=2, reason="input is not an object"

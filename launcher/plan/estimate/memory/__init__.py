@@ -13,7 +13,7 @@ from launcher.core.frozen_model import Frozen
 from launcher.core.units import MIB
 from launcher.plan.estimate.memory.recipe import Recipe, count_loss_chunk, fuses_lora, has_buckets
 from launcher.plan.estimate.memory.static import estimate_static
-from launcher.plan.estimate.memory.step import estimate_step
+from launcher.plan.estimate.memory.step import estimate_step_memory
 
 _CUBLAS_BYTES = 64 * MIB  # two handles, forward and backward; identical in every measurement
 _GRAPH_BYTES = 120 * MIB  # cuBLAS workspaces of two more streams, and a static batch; 113 to 125 MiB measured
@@ -59,7 +59,7 @@ def estimate_memory(shape: ModelShape, recipe: Recipe) -> MemoryEstimate:
     """
     static = estimate_static(shape, recipe)
     updated = static.gradients + static.update if recipe.optimizer_in_bwd else 0.0
-    activations, loss, transient = estimate_step(shape, recipe, updated)
+    activations, loss, transient = estimate_step_memory(shape, recipe, updated)
     gradients = 0.0 if recipe.optimizer_in_bwd else static.gradients
     if not recipe.accumulates_gradients and not recipe.optimizer_in_bwd:
         # one backward pass: gradients grow while activations are freed, so the peak holds the larger of the two

@@ -27,7 +27,7 @@ _CHUNK_POSITIONS = (256, 8_192)
 SELECTIVE_MIN_INNER = 512  # selective checkpointing keeps matmuls of at least this inner size: not lora_B's
 # Matrices with a common input, as Llama-like models name them.
 SHARED_INPUTS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
-# Model types whose MLP block training/fused_lora/ can run as a fused op, with the prefix of their class names.
+# Model types whose MLP block training/model/fused_lora/ can run as a fused op, with the prefix of their class names.
 FUSED_FAMILIES = {
     "llama": "Llama",
     "mistral": "Mistral",
@@ -90,6 +90,7 @@ def count_trainable(
     adapter: AdapterKind,
     rank: int | None,
     target_modules: tuple[str, ...],
+    *,
     feedforward_modules: tuple[str, ...] = ("down_proj",),
     target_parameters: tuple[str, ...] = (),
     modules_to_save: tuple[str, ...] = (),
@@ -185,7 +186,7 @@ def is_mixed_full(recipe: Recipe) -> bool:
 
 
 def fuses_lora(recipe: Recipe) -> bool:
-    """Whether LoRA is computed inside the base's matmuls (training/fused_lora/) instead of by PEFT."""
+    """Whether LoRA is computed inside the base's matmuls (training/model/fused_lora/) instead of by PEFT."""
     if recipe.adapter not in ("lora", "dora"):
         return False
     if recipe.quantization == "int4" and not recipe.has_kernels:  # needed to dequantize the base weights

@@ -58,7 +58,7 @@ _ROUTED_GRADIENTS = 1.5
 _ROUTER_BYTES = 4 * 8  # per token and expert in use: four int64 indices of the dispatch
 
 
-def estimate_step(shape: ModelShape, recipe: Recipe, updated: float) -> tuple[float, float, float]:
+def estimate_step_memory(shape: ModelShape, recipe: Recipe, updated: float) -> tuple[float, float, float]:
     """Estimate activations, tensors of the loss, and temporary tensors of the last layer's backward pass.
 
     `updated` are the bytes of gradients and temporary tensors of updates in the backward pass. A matrix is updated when

@@ -47,9 +47,9 @@ def _(left: Tensor, right: Tensor) -> Tensor:
 
 
 class _FusedLoraMatmul(torch.autograd.Function):
-    """Map x [tokens, in] to one output per matrix of a fused weight. Returns gradients for A and B, not for the weight.
+    """Autograd function from x [tokens, in] to one output per matrix of a fused weight.
 
-    `dropped` is dropout(x), the input of A, if there is dropout.
+    It returns gradients for x, A and B, not for the weight. With dropout, `dropped` is dropout(x), the input of A.
     """
 
     @staticmethod
@@ -125,7 +125,7 @@ class _FusedLoraMatmul(torch.autograd.Function):
 
 
 class _BaseMatmul(torch.autograd.Function):
-    """Map x [tokens, in] to x W^T, without the adapter."""
+    """Autograd function from x [tokens, in] to x W^T, without the adapter."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, stored: StoredWeights, out_features: int) -> Tensor:

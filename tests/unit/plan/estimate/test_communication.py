@@ -22,7 +22,7 @@ from launcher.plan.estimate.communication import (
     Collective,
     Exchange,
     StepTime,
-    estimate_step,
+    estimate_step_time,
     get_slowest_link,
     make_collectives,
     make_exchange,
@@ -94,7 +94,7 @@ def estimate_rate(table: dict[str, Any], model: str, row: dict[str, Any], second
     strategy: Strategy = table["strategy"] if row["gpus"] > 1 else "single"
     tokens = row["micro_batch_size"] * table["sequence_length"]
     hardware = make_hardware(lookup_gpu(table["gpu"]), gpus_per_node=gpus, nodes=nodes)
-    time = estimate_step(
+    time = estimate_step_time(
         make_collectives(strategy, exchange),
         hardware.model_copy(update={"network_gb_per_second": table["node_gb_per_second"]}),
         micro_step_seconds=MICRO_STEP_SECONDS + tokens * seconds_per_token,
@@ -185,7 +185,7 @@ def test_hsdp_gathers_inside_a_node_and_all_reduces_shards_between_nodes() -> No
 
     def estimate_seconds(one: Collective) -> float:
         big = replace(one, num_bytes=1e12)
-        time = estimate_step([big], hardware, micro_step_seconds=1.0, num_micro_steps=1, num_layers=99)
+        time = estimate_step_time([big], hardware, micro_step_seconds=1.0, num_micro_steps=1, num_layers=99)
         return time.communication_seconds
 
     assert estimate_seconds(gather) == pytest.approx(1e12 * 7 / 8 / (450e9 * LINK_EFFICIENCY), rel=0.01)
@@ -235,7 +235,7 @@ def test_slowest_link_limits_bandwidth() -> None:
 def time_of(kind: Any, num_bytes: float, moment: Any = "micro-step", steps: int = 1, seconds: float = 1.0) -> StepTime:
     one = Collective(kind=kind, what="", num_bytes=num_bytes, num_messages=1, moment=moment)
     hardware = make_hardware(lookup_gpu("h100"), gpus_per_node=8, nodes=1)
-    return estimate_step([one], hardware, micro_step_seconds=seconds, num_micro_steps=steps, num_layers=99)
+    return estimate_step_time([one], hardware, micro_step_seconds=seconds, num_micro_steps=steps, num_layers=99)
 
 
 def test_overlapped_communication_is_partly_hidden() -> None:
@@ -257,7 +257,7 @@ def test_gradients_reduced_once_do_not_grow_with_micro_steps() -> None:
 
 def test_many_small_messages_cost_latency() -> None:
     few, many = (
-        estimate_step(
+        estimate_step_time(
             [Collective(kind="all-gather", what="", num_bytes=1.0, num_messages=count, moment="micro-step")],
             make_hardware(lookup_gpu("h100"), gpus_per_node=8, nodes=nodes),
             micro_step_seconds=1.0,

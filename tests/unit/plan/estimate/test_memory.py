@@ -484,7 +484,7 @@ def test_trainable_parameters_equal_peft_counts(adapter: AdapterKind, targets: t
         lora = peft.LoraConfig(r=8, use_dora=adapter == "dora", target_modules=list(targets))
         model = peft.get_peft_model(model, lora)
     real = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-    assert count_trainable(shape, adapter, 8, targets, feedforward) == real
+    assert count_trainable(shape, adapter, 8, targets, feedforward_modules=feedforward) == real
 
 
 def test_offloaded_state_agrees_with_deepspeed_estimator() -> None:
