@@ -83,6 +83,9 @@ def _load_runs(arguments: argparse.Namespace) -> tuple[list[RunFacts], list[Skip
         raise InputError("no runs given", hint="pass run ids or directories, --expert NAME or --all")
     if arguments.last is not None and arguments.last < 1:
         raise InputError(f"--last {arguments.last}: must be at least 1")
+    if arguments.last is not None and not arguments.all and arguments.expert is None:
+        hint = "add --expert NAME or --all, or omit --last"
+        raise InputError("--last has no effect on runs that are named", hint=hint)
     loaded = [load_run_facts(find_run(name, runs_dir)) for name in arguments.runs]
     skipped: list[Skipped] = []
     if arguments.all or arguments.expert is not None:

@@ -94,6 +94,8 @@ class Judged:
     verdicts: Mapping[str, Mapping[str, bool | None]]  # by row key: result of each check
     rows: str  # description that is equal for the same rows only
     is_greedy: bool
+    max_new_tokens: int
+    num_cut: int  # answers that were cut off at max_new_tokens
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -228,6 +230,8 @@ def _strip(evaluation: Evaluation | None) -> Judged | None:
         verdicts={answer.key: answer.checks for answer in result.answers},
         rows=_describe_rows(result),
         is_greedy=result.greedy,
+        max_new_tokens=result.max_new_tokens,
+        num_cut=result.num_cut,
     )
 
 

@@ -107,6 +107,7 @@ def test_run_that_was_not_started_is_listed_without_a_curve(place: Path) -> None
         (("--expert", "unknown"), "runs has no run of 'unknown'"),
         (("--all", "--runs-dir", "elsewhere"), "elsewhere has no run\nhint: `launcher train EXPERT` creates one"),
         (("--all", "--last", "0"), "--last 0: must be at least 1"),
+        (("one", "--last", "1"), "--last has no effect on runs that are named\nhint: add --expert NAME or --all"),
         (("one", "-o", "missing/compare.html"), "--output missing/compare.html: the folder missing does not exist"),
         (("one", "-o", "runs"), "--output runs: it is a folder"),
         (("one", "-o", "x" * 300), "pass another --output"),

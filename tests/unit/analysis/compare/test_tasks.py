@@ -67,6 +67,7 @@ def test_different_rows_or_judges_have_no_best() -> None:
         with_answers("other", 0.1, 0.9, num_rows=64),
         with_answers("other", 0.1, 0.9, first_row=1),
         with_answers("other", 0.1, 0.9, greedy=False),
+        with_answers("other", 0.1, 0.9, max_new_tokens=16, num_cut=1),
         replace(with_answers("other", 0.1, 0.9), traits=replace(TRAITS, random_weights=True)),
     ):
         assert figure("task_matches", low, other).best == {}
@@ -86,6 +87,10 @@ def test_different_rows_or_judges_give_a_caveat() -> None:
     same_number = compare(low, with_answers("other", 0.1, 0.9, first_row=1))
     assert titles(same_number) == ["Different rows were evaluated"]
     assert titles(compare(low, with_answers("b", 0.1, 0.9, greedy=False))) == ["The decoding differs"]
+    shorter = compare(low, with_answers("b", 0.1, 0.9, max_new_tokens=16, num_cut=3))
+    assert titles(shorter) == ["The answers' length was limited differently"]
+    assert "at most 16 new tokens (3 answers cut off): b" in shorter.cautions[0].detail
+    assert titles(compare(low, with_answers("b", 0.1, 0.9, max_new_tokens=16))) == []
     assert titles(compare(low, with_answers("b", 0.1, 0.9))) == []
     assert titles(compare(low, make_facts("plain"))) == []
 
