@@ -135,6 +135,15 @@ def _check_trend(record: RunRecord, steps: Sequence[StepMetrics]) -> Iterator[Fi
 def _check_evaluation(record: RunRecord) -> Iterator[Finding]:
     held_out = find_values(record.evaluations, metrics.EVAL_LOSS)
     is_done = record.outcome is not None and record.outcome.status == "done"
+    last = record.evaluations[-1] if record.evaluations else None
+    if last is not None and not math.isfinite(last.values[metrics.EVAL_LOSS]):
+        yield report_run.problem(
+            "unstable loss",
+            f"the validation loss after step {last.step:,} is not a number",
+            "training diverged, or a validation row is broken",
+            train_command(record, *_stabilize(record.plan)),
+        )
+        return
     if not held_out:
         if is_done and len(record.steps) >= _EVALUATED_STEPS:
             yield report_run.note(

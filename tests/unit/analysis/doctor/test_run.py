@@ -474,6 +474,16 @@ def test_validation_loss_that_rises_from_the_start_is_reported() -> None:
     assert "the validation loss was 1.200 at its best and is 1.400 now" in finding.found
 
 
+@pytest.mark.parametrize("losses", [(math.nan,), (1.2, math.nan)])
+def test_validation_loss_that_is_not_a_number_is_a_problem(losses: tuple[float, ...]) -> None:
+    record = make_record(H200, make_steps(H200))
+    (held_out,) = record.evaluations
+    evaluations = [replace(held_out, values={metrics.EVAL_LOSS: loss}) for loss in losses]
+    finding = only(list_issues(check_run(make_facts(replace(record, rows=(*record.steps, *evaluations))))))
+    assert (finding.subject, finding.status) == ("unstable loss", "problem")
+    assert f"the validation loss after step {held_out.step:,} is not a number" in finding.found
+
+
 def test_constant_loss_is_reported() -> None:
     finding = only(judge(lambda step: {metrics.TRAIN_LOSS: 2.0 + 0.001 * (step % 3)}))
     assert (finding.subject, finding.status) == ("loss", "note")

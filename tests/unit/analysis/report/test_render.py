@@ -5,6 +5,7 @@ After an intended change: UPDATE_GOLDEN=1 pytest tests/unit/analysis/report.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from dataclasses import replace
@@ -23,7 +24,7 @@ from launcher.plan.task_eval import NO_JUDGE
 from launcher.runs.evaluations import RunEvaluations
 from launcher.runs.record import Status, WandbTrace
 from tests.conftest import ROOT
-from tests.unit.analysis.report.made_run import REQUEST, make_facts, make_outcome, make_plan
+from tests.unit.analysis.report.made_run import REQUEST, make_facts, make_outcome, make_plan, make_rows
 
 GOLDEN = ROOT / "tests/golden/report.md"
 
@@ -134,6 +135,22 @@ def test_skipped_steps_are_counted_and_listed() -> None:
     rows = tuple(StepMetrics(step=step, epoch=0.1, values=values) for step in range(1, 14))
     report = render_report(make_facts(outcome=make_outcome(), rows=rows))
     assert "13 of 13 steps skipped: step 1, 2, 3, 4, 5, 6, 7, 8, 9, 10 and 3 more" in section(report, "Stability")
+
+
+@pytest.mark.parametrize(
+    ("losses", "cells"),
+    [
+        ((1.6, math.nan), "| validation loss | 1.6000 | not finite | 1.6000 | 1 |  |"),
+        ((math.nan, math.nan), "| validation loss | not finite | not finite | not finite |  |  |"),
+    ],
+)
+def test_validation_losses_that_are_not_finite_are_shown(losses: tuple[float, ...], cells: str) -> None:
+    rows = [StepMetrics(step=at, epoch=at / 4, values={metrics.EVAL_LOSS: loss}) for at, loss in enumerate(losses, 1)]
+    report = render_report(make_facts(outcome=make_outcome(), rows=(*make_rows()[1:3], *rows)))
+    assert cells in section(report, "Learning")
+    assert "No validation loss was measured" not in report
+    broken = ", ".join(str(at) for at, loss in enumerate(losses, 1) if math.isnan(loss))
+    assert f"- non-finite validation losses: step {broken}" in section(report, "Stability")
 
 
 def test_early_stopping_is_reported() -> None:
