@@ -43,6 +43,7 @@ _HOSTS = ("api.wandb.ai", "api.forge.coreweave.com")  # W&B's own servers, old a
 _PROXIES = ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy")
 _CONNECT_SECONDS = 5.0
 _ID_BYTES = 4
+_MAX_NAME_LENGTH = 100  # in an id
 _FOLDERS = re.compile(r"(?<![\w.:/~*])/(?:[^/\s'\"]+/)+")
 
 
@@ -200,8 +201,12 @@ def write_trace(paths: RunPaths, trace: WandbTrace) -> None:
 
 
 def make_id(run_id: str) -> str:
-    """Make a unique W&B id: run ids that users choose (`test`) are not unique in a shared project."""
-    return f"{run_id}-{secrets.token_hex(_ID_BYTES)}"
+    """Make a unique W&B id: run ids that users choose (`test`) are not unique in a shared project.
+
+    The directory of a run may have been renamed to any name, but W&B refuses some characters and long ids.
+    """
+    name = re.sub(r"[^\w.-]+", "-", run_id, flags=re.ASCII)[:_MAX_NAME_LENGTH]
+    return f"{name}-{secrets.token_hex(_ID_BYTES)}"
 
 
 def make_config(plan: Plan, manifest: object, outcome: Outcome | None = None) -> dict[str, object]:

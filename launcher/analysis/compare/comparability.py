@@ -299,6 +299,14 @@ _CHECKS: tuple[Callable[[Sequence[RunFacts]], Iterator[Caution]], ...] = (
         each=True,
     ),
     _flag(
+        "The seed differs",
+        lambda run: None if run.traits.seed is None else str(run.traits.seed),
+        (),
+        "Runs with equal settings differ by chance between seeds: small differences of losses and answers prove "
+        "nothing.",
+        "note",
+    ),
+    _flag(
         "The precision differs",
         lambda run: run.traits.precision,
         ("speed", "memory"),

@@ -35,6 +35,7 @@ class Traits:
     loss_on: str | None = None
     held_out: str | None = None
     precision: str | None = None
+    seed: int | None = None
     random_weights: bool = False
     card: str | None = None
     card_gib: float | None = None
@@ -196,6 +197,7 @@ def _collect_traits(plan: Plan, outcome: Outcome | None, columns: Mapping[str, C
         loss_on=plan.loss_on,
         held_out=(plan.data.validation_path or "cut from the training rows") if evaluates else "none",
         precision=plan.precision.compute_dtype + ("" if kind == "none" else f", base in {kind}"),
+        seed=schedule.seed,
         random_weights=plan.random_weights,
         card=None if gpu is None else gpu.title,
         card_gib=None if gpu is None else bytes_to_gib(gpu.memory_bytes),

@@ -70,6 +70,7 @@ def test_groups_are_letters_in_order() -> None:
         ),
         ("held_out", "none", "The validation rows differ", ("validation loss",), "validation.jsonl: a; none: b"),
         ("precision", "fp16", "The precision differs", ("speed", "memory"), "bf16: a; fp16: b"),
+        ("seed", 7, "The seed differs", (), "42: a; 7: b. Runs with equal settings differ by chance"),
         ("hardware", "CPU", "The hardware differs", ("speed", "time"), "CPU: b"),
         (
             "random_weights",
