@@ -308,8 +308,7 @@ def _list_next_steps(facts: ReportFacts) -> Iterator[str]:
             yield fenced("\n".join(map(escape, lines)), "sh")
     else:
         yield from _list_resume_hints(facts)
-        expert = shlex.quote(plan.expert if facts.request is None else facts.request.expert)
-        yield fenced(escape(f"launcher train {expert} --resume {run}"), "sh")
+        yield fenced(escape(f"launcher train --resume {run}"), "sh")
     yield from _list_wandb(facts)
 
 

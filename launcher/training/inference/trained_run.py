@@ -105,13 +105,13 @@ def _check_weights(paths: RunPaths, plan: Plan, outcome: Outcome | None) -> None
     if not paths.adapter.is_dir():
         raise InputError(
             f"{paths.root} has no trained weights: {_describe_outcome(outcome)}",
-            hint=_suggest_fix(paths, plan, outcome),
+            hint=_suggest_fix(paths, outcome),
         )
     missing = [name for name in required if not (paths.adapter / name).is_file()]
     if missing:
         raise InputError(
             f"{paths.adapter} is incomplete: {', '.join(missing)} is missing",
-            hint=_suggest_fix(paths, plan, outcome),
+            hint=_suggest_fix(paths, outcome),
         )
     if plan.adapter.kind == "full":
         check_regular_files(paths.adapter)
@@ -158,9 +158,9 @@ def _describe_outcome(outcome: Outcome | None) -> str:
             return f"it {status} after step {outcome.steps_done:,}"
 
 
-def _suggest_fix(paths: RunPaths, plan: Plan, outcome: Outcome | None) -> str:
+def _suggest_fix(paths: RunPaths, outcome: Outcome | None) -> str:
     if outcome is not None and outcome.status == "done":
         return f"copy {paths.adapter} back, or train it again"
     checkpoints = sorted(paths.checkpoints.glob("step-*")) if paths.checkpoints.is_dir() else []
-    resume = format_resume_command(paths.root, plan.expert)
+    resume = format_resume_command(paths.root)
     return f"{resume} continues from {checkpoints[-1].name}" if checkpoints else "train it to the end"

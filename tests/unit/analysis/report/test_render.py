@@ -69,7 +69,7 @@ def test_unfinished_run_shows_status_error_and_resume_command(
     assert status_line in report.splitlines()[2]
     assert "```text\nit went wrong\n```" in report
     assert next_step in section(report, "Next steps")
-    assert "launcher train neo4j --resume made\n" in section(report, "Next steps")
+    assert "launcher train --resume made\n" in section(report, "Next steps")
     assert "launcher ask" not in report
 
 
