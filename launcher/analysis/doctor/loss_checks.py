@@ -7,7 +7,13 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 
 from launcher.analysis.doctor.findings import Finding, Status
-from launcher.analysis.doctor.run_helpers import compute_thirds, format_steps, report_run, train_command
+from launcher.analysis.doctor.run_helpers import (
+    compute_thirds,
+    format_steps,
+    prepare_command,
+    report_run,
+    train_command,
+)
 from launcher.core import metrics
 from launcher.core.metrics import StepMetrics, find_values
 from launcher.plan.model import Plan
@@ -128,7 +134,7 @@ def _check_trend(record: RunRecord, steps: Sequence[StepMetrics]) -> Iterator[Fi
             f"it does not fall: {first:.3f} over the first {_FIRST_STEPS} steps, {parts[-1]:.3f} over the last third",
             "nothing is learned: the learning rate is too low, or the loss mask is wrong",
             f"{train_command(record, f'training.config.learning_rate={2 * record.plan.optimizer.learning_rate:g}')}; "
-            f"launcher prepare {record.plan.expert} shows the loss mask",
+            f"{prepare_command(record)} shows the loss mask",
         )
 
 

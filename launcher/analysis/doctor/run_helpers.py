@@ -116,13 +116,22 @@ def train_command(record: RunRecord, *settings: str) -> str:
 
     It has all flags of this run.
     """
-    try:
-        request = load_request(record.paths.request)
-    except InputError:  # written by another version, or started without `launcher train`
-        request = Request(expert=record.plan.expert)
+    request = _load_request(record)
     changed = {setting.partition("=")[0] for setting in settings}
     kept = (override for override in request.overrides if override.partition("=")[0] not in changed)
     return format_command(replace(request, overrides=(*kept, *settings)))
+
+
+def prepare_command(record: RunRecord) -> str:
+    """Return the command that shows how the rows of a run's expert are read."""
+    return shlex.join(("launcher", "prepare", _load_request(record).expert))
+
+
+def _load_request(record: RunRecord) -> Request:
+    try:
+        return load_request(record.paths.request)
+    except InputError:  # written by another version, or started without `launcher train`
+        return Request(expert=record.plan.expert)
 
 
 def resume_command(record: RunRecord) -> str:

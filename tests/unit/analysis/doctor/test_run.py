@@ -15,6 +15,7 @@ from launcher.analysis.doctor.findings import Finding
 from launcher.analysis.doctor.run_doctor import check_run
 from launcher.analysis.doctor.run_helpers import (
     find_period,
+    prepare_command,
     select_warm_steps,
     suggest_longer_interval,
     train_command,
@@ -605,6 +606,7 @@ def test_suggested_command_has_all_flags_of_the_run(tmp_path: Path) -> None:
         "launcher train 'my experts/manifest.json' --set training.config.rank=4 "
         "--set training.config.learning_rate=0.0005 --max-steps 9"
     )
+    assert prepare_command(record) == "launcher prepare 'my experts/manifest.json'"
 
 
 def test_too_few_steps_are_not_judged() -> None:

@@ -159,6 +159,12 @@ def test_early_stopping_is_reported() -> None:
     assert "no better for 3 evaluations" in section(report, "Learning")
 
 
+def test_expert_is_named_as_in_the_request() -> None:
+    own = make_facts(outcome=make_outcome(), request=replace(REQUEST, expert="my experts/manifest.json"))
+    evaluations = replace(own.evaluations, base=None)
+    assert "launcher eval 'my experts/manifest.json' --base\n" in render_report(replace(own, evaluations=evaluations))
+
+
 def test_run_outside_the_default_directory_is_named_by_path() -> None:
     report = render_report(make_facts(outcome=make_outcome(), paths=RunPaths(Path("/data/my runs/made"))))
     steps = section(report, "Next steps")
@@ -236,4 +242,4 @@ def test_commands_of_the_report_can_be_run_for_prompts_of_several_fields_without
     report = render_report(make_facts(plan=plan, outcome=make_outcome(), evaluations=RunEvaluations()))
     assert "launcher ask made --field subject=... --field body=... --field product=..." in report
     assert "There is no judge for these answers: set `evaluation.judge_command`" in section(report, "Quality")
-    assert "launcher eval neo4j" not in report
+    assert "launcher eval --run" not in report
