@@ -203,6 +203,7 @@ def _write(comparison: Comparison, form: str, path: Path) -> None:
     print(f"{escape(str(path))}: {runs}, {len(comparison.charts)} charts, {len(text.encode()) / 1e6:.1f} MB")
     for caution in comparison.cautions:
         if caution.level == "warning":
-            print(f"warning: {caution.title} (affects {', '.join(caution.spoils)})")
+            affected = f" (affects {', '.join(caution.spoils)})" if caution.spoils else ""
+            print(f"warning: {caution.title}{affected}")
     if form == "html":
         print(f"next: open {escape(str(path))} in a browser; it is one file, which needs no network")

@@ -197,6 +197,13 @@ _CHECKS: tuple[Callable[[Sequence[RunFacts]], Iterator[Caution]], ...] = (
     _check_unknown_data,
     _check_evaluations,
     _flag(
+        "Evaluations were left out",
+        lambda run: run.left_out,
+        (),
+        "Other evaluations of these runs are compared, if there are any; launcher eval --run RUN makes a new one.",
+        each=True,
+    ),
+    _flag(
         "Trained from random weights",
         lambda run: "" if run.traits.random_weights else None,
         ("loss", "validation loss"),

@@ -125,6 +125,7 @@ class RunFacts:
     oom_fallbacks: tuple[str, ...] = ()
     goodput: Mapping[str, float] = field(default_factory=dict)  # at the end
     judged: JudgedRun = field(default_factory=JudgedRun)
+    left_out: str | None = None  # evaluations that cannot be used, and why
     code: str | None = None  # that the run directory names
 
     def column(self, metric: str) -> Column:
@@ -174,6 +175,7 @@ def make_facts(record: RunRecord, evaluations: RunEvaluations) -> RunFacts:
         oom_fallbacks=() if outcome is None else tuple(map(clean_text, outcome.oom_fallbacks)),
         goodput={} if outcome is None else outcome.goodput,
         judged=drop_answer_texts(evaluations),
+        left_out=_describe_left_out(record, evaluations),
         code=clean_text("; ".join(list_run_code(record))) or None,
     )
 
@@ -220,6 +222,12 @@ def drop_answer_texts(evaluations: RunEvaluations) -> JudgedRun:
     return JudgedRun(
         base=_strip(evaluations.base), trained=_strip(evaluations.trained), full_eval=_strip(evaluations.full_eval)
     )
+
+
+def _describe_left_out(record: RunRecord, evaluations: RunEvaluations) -> str | None:
+    outdated = f"{record.paths.evaluation.name} is older than the last resume" if evaluations.is_outdated else ""
+    reasons = [f"{name} cannot be read" for name in evaluations.unreadable]
+    return clean_text(", ".join(filter(None, (*reasons, outdated)))) or None
 
 
 def _strip(evaluation: Evaluation | None) -> Judged | None:

@@ -141,3 +141,9 @@ def test_invalid_metrics_line_is_reported(place: Path, tmp_path: Path) -> None:
     result = compare(place, str(paths.root))
     assert result.returncode == 2
     assert "torn/metrics.jsonl: line 1" in result.stderr
+
+
+def test_warning_that_affects_nothing_is_complete(place: Path, tmp_path: Path) -> None:
+    paths = write_run(tmp_path, MadeRun(run_id="damaged", num_steps=20))
+    paths.evaluation.write_text("{")
+    assert "warning: Evaluations were left out\n" in compare(place, str(paths.root)).stdout

@@ -204,3 +204,13 @@ def test_evaluations_of_a_run_directory_are_loaded(tmp_path: Path) -> None:
     torn = load_run_facts(paths)
     assert torn.judged == JudgedRun()
     assert not any(one.key.startswith("task") for one in compare(torn).figures)
+
+
+def test_evaluations_that_are_left_out_are_named(tmp_path: Path) -> None:
+    paths = write_run(tmp_path, MadeRun(run_id="a", num_steps=20, task_rates=(0.1, 0.5)))
+    paths.evaluation.write_text("{")
+    damaged = compare(load_run_facts(paths))
+    assert titles(damaged) == ["Evaluations were left out"]
+    assert damaged.cautions[0].detail.startswith("a (eval.json cannot be read). ")
+    write_evaluation(paths.evaluation, make_evaluation({"matches": 0.5}, made_at="2000-01-01T00:00:00+00:00"))
+    assert load_run_facts(paths).left_out == "eval.json is older than the last resume"
