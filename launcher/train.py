@@ -236,7 +236,7 @@ def train_planned(plan: Plan, paths: RunPaths, recorder: RunRecorder, options: R
     result = run_training(inputs, recorder)
     if result.was_interrupted:
         checkpoint = paths.checkpoint(result.steps_done)
-        command = format_resume_command(paths.root, plan.expert)
+        command = format_resume_command(paths.root)
         message = f"stopped by a signal after step {result.steps_done:,}; `{command}` continues from {checkpoint}"
         _log_once(message)
         recorder.finish(status="stopped", exit_code=int(ExitCode.PREEMPTED), error=message)

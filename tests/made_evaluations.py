@@ -23,6 +23,8 @@ def make_evaluation(
     first_row: int = 0,
     made_at: str = MADE_AT,
     greedy: bool = True,
+    max_new_tokens: int = 128,
+    num_cut: int = 0,
 ) -> EvalResult:
     """Make an evaluation. Rows differ in difficulty, which is the same for all runs except for noise from `seed`."""
     keys = [f"row-{number:04d}" for number in range(first_row, first_row + num_rows)]
@@ -40,9 +42,9 @@ def make_evaluation(
             checks=dict(verdict.checks),
             reason=verdict.reason,
             num_tokens=8,
-            end="stop",
+            end="length" if number < num_cut else "stop",
         )
-        for key, verdict in zip(keys, verdicts, strict=True)
+        for number, (key, verdict) in enumerate(zip(keys, verdicts, strict=True))
     ]
     return EvalResult(
         expert="neo4j",
@@ -56,7 +58,7 @@ def make_evaluation(
         answers=tuple(answers),
         greedy=greedy,
         seed=42,
-        max_new_tokens=128,
+        max_new_tokens=max_new_tokens,
         seconds=3.0,
         judging_seconds=1.0,
         versions={},

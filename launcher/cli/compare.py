@@ -83,6 +83,9 @@ def _load_runs(arguments: argparse.Namespace) -> tuple[list[RunFacts], list[Skip
         raise InputError("no runs given", hint="pass run ids or directories, --expert NAME or --all")
     if arguments.last is not None and arguments.last < 1:
         raise InputError(f"--last {arguments.last}: must be at least 1")
+    if arguments.last is not None and not arguments.all and arguments.expert is None:
+        hint = "add --expert NAME or --all, or omit --last"
+        raise InputError("--last has no effect on runs that are named", hint=hint)
     loaded = [load_run_facts(find_run(name, runs_dir)) for name in arguments.runs]
     skipped: list[Skipped] = []
     if arguments.all or arguments.expert is not None:
@@ -200,6 +203,7 @@ def _write(comparison: Comparison, form: str, path: Path) -> None:
     print(f"{escape(str(path))}: {runs}, {len(comparison.charts)} charts, {len(text.encode()) / 1e6:.1f} MB")
     for caution in comparison.cautions:
         if caution.level == "warning":
-            print(f"warning: {caution.title} (affects {', '.join(caution.spoils)})")
+            affected = f" (affects {', '.join(caution.spoils)})" if caution.spoils else ""
+            print(f"warning: {caution.title}{affected}")
     if form == "html":
         print(f"next: open {escape(str(path))} in a browser; it is one file, which needs no network")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
+from launcher.cli.environment import name_variable
 from launcher.cli.run_lookup import add_runs_dir, find_run
 from launcher.cli.tables import confirm, print_json
 from launcher.core.errors import ExitCode, InputError, escape
@@ -38,8 +40,14 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     """Run the checks and print the report, or free GPU memory."""
     if arguments.free and arguments.json:
         raise InputError("--free and --json cannot be used together: --free runs no checks")
+    if arguments.yes and not arguments.free:
+        raise InputError("--yes requires --free: without it, doctor asks nothing")
+    if arguments.free and (arguments.expert is not None or arguments.run is not None or arguments.quick):
+        raise InputError("--free runs no checks: omit the expert, --run and --quick")
     if arguments.overrides and arguments.expert is None:
         raise InputError("--set requires an expert", hint="launcher doctor EXPERT --set KEY=VALUE")
+    if arguments.profile != "auto" and arguments.expert is None and not os.environ.get(name_variable("--profile")):
+        raise InputError("--profile requires an expert", hint=f"launcher doctor EXPERT --profile {arguments.profile}")
     if arguments.free:
         return _free_memory(ask=not arguments.yes)
     from launcher.analysis.doctor.run_doctor import run_doctor

@@ -221,9 +221,8 @@ def print_result(now: EvalResult, num_worst: int) -> None:
     print_table(("check", "correct", "95 %", "of", "judged by"), list(_rows(now)), ("bold",))
     if now.num_chats:
         print(f"note: {now.num_chats:,} of the rows are chats with several answers: only the first answer is judged")
-    num_truncated = sum(answer.end == "length" for answer in now.answers)
-    if num_truncated:
-        print(f"note: {num_truncated:,} answers were truncated at {now.max_new_tokens:,} tokens (--max-new-tokens)")
+    if now.num_cut:
+        print(f"note: {now.num_cut:,} answers were truncated, because they reached the limit of new tokens")
     for line in _worst(now, num_worst):
         make_console().print(line, markup=False, soft_wrap=True)
 

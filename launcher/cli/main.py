@@ -94,6 +94,26 @@ class _UsageError(SystemExit):
 
 
 class _Parser(argparse.ArgumentParser):
+    _is_intermixed = False
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """Parse a command line, also with flags between its positional arguments: RUN --runs-dir DIR QUESTION.
+
+        argparse takes an optional argument as missing if a flag precedes it, and returns its word as unknown.
+        """
+        words = list(sys.argv[1:] if args is None else args)
+        found, unknown = super().parse_known_args(words, namespace)
+        is_verb = all(action.nargs != argparse.PARSER for action in self._actions)
+        if self._is_intermixed or not is_verb or not unknown or any(word.startswith("-") for word in unknown):
+            return found, unknown
+        self._is_intermixed = True
+        try:
+            return self.parse_known_intermixed_args(words)
+        finally:
+            self._is_intermixed = False
+
     def error(self, message: str) -> NoReturn:
         """Raise a usage error without argparse's usage text, which is long for a verb with many flags."""
         if (word := re.match(r"argument COMMAND: invalid choice: '([^']*)'", message)) is not None:

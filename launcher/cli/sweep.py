@@ -207,13 +207,9 @@ def _name_best(sweep: Sweep, trial: TrialRecord) -> str:
 
 def _format_command(sweep: Sweep, trial: TrialRecord) -> str:
     """Return the `launcher train` command that trains with a trial's settings outside of the sweep."""
-    request = sweep.request
-    words = ["launcher", "train", request.expert]
-    words += [word for override in (*request.overrides, *trial.overrides) for word in ("--set", override)]
-    words += [] if request.base is None else ["--base", request.base]
-    words += [] if request.max_steps is None else ["--max-steps", str(request.max_steps)]
-    words += [] if request.profile == "auto" else ["--profile", request.profile]
-    return escape(shlex.join(words))
+    from launcher.analysis.report.render import format_command
+
+    return escape(format_command(replace(sweep.request, overrides=(*sweep.request.overrides, *trial.overrides))))
 
 
 def _print_json(sweep: Sweep, result: SweepResult) -> None:

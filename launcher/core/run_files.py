@@ -22,6 +22,7 @@ from launcher.core.units import MIB
 
 MAX_JSON_BYTES = 16 * MIB
 MAX_RESULT_BYTES = 256 * MIB  # answers of an evaluation
+DAMAGED = "it was edited or damaged, or another version wrote it"  # hint of errors
 MAX_COUNT = 2**64
 MAX_STEPS = 10**9
 MAX_VALUE = 1e40  # FP32 ends at 3.4e38
@@ -69,7 +70,7 @@ def read_text(path: Path, max_bytes: int = MAX_JSON_BYTES) -> str:
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise InputError(f"{path}: cannot be read: it is not UTF-8") from None
+        raise InputError(f"{path}: cannot be read: it is not UTF-8", hint=DAMAGED) from None
 
 
 def load_model(kind: type[T], path: Path) -> T:
@@ -88,19 +89,18 @@ def load_model_or_none(kind: type[T], path: Path) -> T | None:
 def parse_model(kind: type[T], text: str, path: Path) -> T:
     """Parse a JSON text as a pydantic model or a dataclass; `path` is for the message of the InputError."""
     invalid = f"{path}: not a valid {_WORD_START.sub(' ', kind.__name__).lower()}"
-    hint = "it was edited or damaged, or another version wrote it"
     try:
         value: T = TypeAdapter(kind).validate_json(text)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(map(str, first["loc"]))
         what = f"{invalid} ({error.error_count()} problems; first: {where}: {first['msg']})"
-        raise InputError(what, hint=hint) from None
+        raise InputError(what, hint=DAMAGED) from None
     except (ValueError, RecursionError, ArithmeticError):
-        raise InputError(invalid, hint=hint) from None
+        raise InputError(invalid, hint=DAMAGED) from None
     for where, number in _walk_numbers(value):
         if not is_plausible(number):
-            raise InputError(f"{invalid} ({where} is not a plausible number)", hint=hint)
+            raise InputError(f"{invalid} ({where} is not a plausible number)", hint=DAMAGED)
     return value
 
 

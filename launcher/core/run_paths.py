@@ -129,10 +129,10 @@ def open_run(folder: Path) -> RunPaths:
     return RunPaths(folder.resolve() if folder.name in ("", "..") else folder)
 
 
-def format_resume_command(root: Path, expert: str = "") -> str:
-    """Return the command that continues the run in this directory."""
+def format_resume_command(root: Path) -> str:
+    """Return the command that continues the run in this directory, whose request names the expert."""
     folder = () if str(root.parent) == "runs" else ("--runs-dir", str(root.parent))
-    return shlex.join(("launcher", "train", *filter(None, (expert,)), "--resume", root.name, *folder))
+    return shlex.join(("launcher", "train", "--resume", root.name, *folder))
 
 
 def make_run_id(expert: str, hardware_name: str, when: datetime) -> str:

@@ -86,6 +86,11 @@ class EvalResult(Frozen):
         """The result of the main check."""
         return next(check for check in self.checks if check.name == self.main_check)
 
+    @property
+    def num_cut(self) -> int:
+        """The number of answers that were cut off at max_new_tokens."""
+        return sum(answer.end == "length" for answer in self.answers)
+
 
 def summarize_checks(checks: Sequence[Check], verdicts: Sequence[Verdict]) -> tuple[CheckResult, ...]:
     """Return the pass rate of each check."""
@@ -126,14 +131,15 @@ def compare_results(before: EvalResult, now: EvalResult) -> tuple[PairedChange, 
         warnings.append(f"{len(shared)} rows in common, of {len(old)} before and {len(new)} now")
     if before.main.checker != now.main.checker:
         warnings.append(f"judged by {before.main.checker} before, by {now.main.checker} now")
-    if before.max_new_tokens != now.max_new_tokens and any(
-        answer.end == "length" for answer in (*before.answers, *now.answers)
-    ):
-        warnings.append(
-            f"answers were truncated: at {before.max_new_tokens:,} tokens before, at {now.max_new_tokens:,} now"
-        )
     if before.base != now.base:
         warnings.append(f"different base model: {before.base} before, {now.base} now")
+    if before.greedy != now.greedy:
+        decoding = [("greedy" if result.greedy else "sampled") for result in (before, now)]
+        warnings.append(f"{decoding[0]} answers before, {decoding[1]} now")
+    shorter = min(before, now, key=lambda result: result.max_new_tokens)
+    if before.max_new_tokens != now.max_new_tokens and shorter.num_cut:
+        limits = f"at most {before.max_new_tokens:,} new tokens before, {now.max_new_tokens:,} now"
+        warnings.append(f"{limits}: the lower limit cut off {shorter.num_cut:,} of {len(shorter.answers):,} answers")
     return compare_paired([old[key] for key in shared], [new[key] for key in shared]), tuple(warnings)
 
 

@@ -25,7 +25,7 @@ from launcher.core.choices import (
 from launcher.core.errors import InputError, show_value
 from launcher.core.frozen_model import Frozen
 from launcher.core.metrics import EVAL_LOSS
-from launcher.core.run_files import parse_model, read_text
+from launcher.core.run_files import DAMAGED, parse_model, read_text
 from launcher.core.units import format_price
 from launcher.hardware.model import Hardware
 from launcher.manifest.dataset import FieldMapping, Task
@@ -368,9 +368,9 @@ def load_plan(file: Path) -> Plan:
     try:
         tree = json.loads(text)
     except (ValueError, RecursionError):
-        raise InputError(f"{file} is not a plan: it is not valid JSON") from None
+        raise InputError(f"{file} is not a plan: it is not valid JSON", hint=DAMAGED) from None
     if not isinstance(tree, dict) or "launcher_version" not in tree:
-        raise InputError(f"{file} is not a plan: it does not name the launcher version that wrote it")
+        raise InputError(f"{file} is not a plan: it does not name the launcher version that wrote it", hint=DAMAGED)
     if tree.get("schema_version") != PLAN_FORMAT:
         version, plan_format = (show_value(tree.get(name)) for name in ("launcher_version", "schema_version"))
         raise InputError(

@@ -136,12 +136,12 @@ class RunRecord:
 
 
 def load_record(paths: RunPaths) -> RunRecord:
-    """Load the plan, the outcome and the metrics of a run directory."""
+    """Load the plan, the outcome and the metrics of a run directory; raises InputError if one of them is damaged."""
     return RunRecord(
         paths=paths,
         plan=load_plan(paths.plan),
-        outcome=load_outcome(paths.outcome),
-        rows=tuple(load_metrics(paths.metrics)) if paths.metrics.is_file() else (),
+        outcome=load_model(Outcome, paths.outcome) if paths.outcome.exists() else None,
+        rows=tuple(load_metrics(paths.metrics)) if paths.metrics.exists() else (),
     )
 
 

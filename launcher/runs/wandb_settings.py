@@ -42,6 +42,7 @@ _HOSTS = ("api.wandb.ai", "api.forge.coreweave.com")  # W&B's own servers, old a
 _PROXIES = ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy")
 _CONNECT_SECONDS = 5.0
 _ID_BYTES = 4
+_MAX_NAME_LENGTH = 100  # in an id
 _FOLDERS = re.compile(r"(?<![\w.:/~*])/(?:[^/\s'\"]+/)+")
 
 
@@ -165,18 +166,21 @@ def name_median(metric: str) -> str:
 
 def make_summary(paths: RunPaths, outcome: Outcome) -> dict[str, object]:
     """Return the outcome for W&B's table of runs, with median speeds, because those of the last step vary by chance."""
+    rows: list[metrics.StepMetrics] = []
+    with suppress(InputError):  # missing or damaged: the outcome is logged all the same
+        rows = metrics.load_metrics(paths.metrics)
+    last_step = max((row.step for row in rows), default=0)  # a killed run did not record its steps
     summary = {
         "status": outcome.status,
         "exit_code": outcome.exit_code,
-        "steps_done": outcome.steps_done,
+        "steps_done": max(outcome.steps_done, last_step),
         "num_steps": outcome.num_steps,
         "best_step": outcome.best_step,
         "best_metric": outcome.best_metric,
         "attempts": len(outcome.attempts),
-        "rungs": len(outcome.oom_fallbacks),
+        "oom_fallbacks": len(outcome.oom_fallbacks),
         **outcome.goodput,
     }
-    rows = metrics.load_metrics(paths.metrics) if paths.metrics.is_file() else []
     medians = {name_median(name): compute_median(rows, name) for name in MEDIANS}
     summary.update({name: value for name, value in medians.items() if value is not None})
     return {name: value for name, value in summary.items() if value not in (None, "")}
@@ -193,8 +197,12 @@ def write_trace(paths: RunPaths, trace: WandbTrace) -> None:
 
 
 def make_id(run_id: str) -> str:
-    """Make a unique W&B id: run ids that users choose (`test`) are not unique in a shared project."""
-    return f"{run_id}-{secrets.token_hex(_ID_BYTES)}"
+    """Make a unique W&B id: run ids that users choose (`test`) are not unique in a shared project.
+
+    The directory of a run may have been renamed to any name, but W&B refuses some characters and long ids.
+    """
+    name = re.sub(r"[^\w.-]+", "-", run_id, flags=re.ASCII)[:_MAX_NAME_LENGTH]
+    return f"{name}-{secrets.token_hex(_ID_BYTES)}"
 
 
 def make_config(plan: Plan, manifest: object, outcome: Outcome | None = None) -> dict[str, object]:

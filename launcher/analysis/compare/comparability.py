@@ -9,9 +9,16 @@ from typing import Literal
 from launcher.analysis.compare.config_diff import clean_text
 from launcher.analysis.compare.load_run import Judged, RunFacts
 from launcher.analysis.compare.model import Aspect, Caution
-from launcher.analysis.compare.summary_metrics import find_speed_change
-from launcher.analysis.compare.tasks import choose_evaluations, list_main_checks
+from launcher.analysis.compare.summary_metrics import (
+    EVAL_LOSS,
+    TRAIN_LOSS,
+    MetricSpec,
+    find_speed_change,
+    round_finite,
+)
+from launcher.analysis.compare.tasks import choose_evaluations, do_limits_matter, list_main_checks
 from launcher.base_models.catalogue import TINY_BASE_NAME
+from launcher.core import metrics
 from launcher.core.metrics import EVAL_PREFIX, STEP_SECONDS, TOTAL_SECONDS
 from launcher.core.units import format_count
 from launcher.runs.calibration_store import MIN_STEPS
@@ -110,6 +117,12 @@ def _check_evaluations(runs: Sequence[RunFacts]) -> Iterator[Caution]:
         lambda judged: "greedy" if judged.is_greedy else "sampled",
         "Sampled answers differ each time.",
     )
+    if do_limits_matter(judged for run in runs if (judged := pick(run)) is not None):
+        yield from flag(
+            "The answers' length was limited differently",
+            lambda judged: f"at most {judged.max_new_tokens:,} new tokens ({judged.num_cut:,} answers cut off)",
+            "An answer that is cut off rarely passes; launcher eval --run RUN with the same --max-new-tokens is fair.",
+        )
 
 
 def _flag(
@@ -154,6 +167,23 @@ def _unrecorded_clock(run: RunFacts) -> str | None:
     return "" if is_estimated else None
 
 
+def _diverged(spec: MetricSpec, metric: str) -> Label:
+    """Return the label of runs whose final value of a loss is not a finite number."""
+
+    def label(run: RunFacts) -> str | None:
+        column = run.column(metric)
+        if not column.values or round_finite(spec.compute(run)) is not None:
+            return None
+        known = column.by_step
+        return f"the last finite one at step {max(known):,}" if known else "never finite"
+
+    return label
+
+
+def _count_steps(count: int) -> str:
+    return "1 step" if count == 1 else f"{count:,} steps"
+
+
 def _changed_speed(run: RunFacts) -> str | None:
     change = find_speed_change(run)
     if change is None:
@@ -166,6 +196,13 @@ _CHECKS: tuple[Callable[[Sequence[RunFacts]], Iterator[Caution]], ...] = (
     _check_data,
     _check_unknown_data,
     _check_evaluations,
+    _flag(
+        "Evaluations were left out",
+        lambda run: run.left_out,
+        (),
+        "Other evaluations of these runs are compared, if there are any; launcher eval --run RUN makes a new one.",
+        each=True,
+    ),
     _flag(
         "Trained from random weights",
         lambda run: "" if run.traits.random_weights else None,
@@ -213,7 +250,7 @@ _CHECKS: tuple[Callable[[Sequence[RunFacts]], Iterator[Caution]], ...] = (
     ),
     _flag(
         "The number of planned steps differs",
-        lambda run: None if run.num_steps is None else f"{run.num_steps:,} steps",
+        lambda run: None if run.num_steps is None else _count_steps(run.num_steps),
         ("loss by step", "time"),
         "Learning rates differ at the same step: compare final losses only.",
     ),
@@ -223,6 +260,20 @@ _CHECKS: tuple[Callable[[Sequence[RunFacts]], Iterator[Caution]], ...] = (
         (),
         "It is executed only with --trust; comparing runs executes nothing.",
         "note",
+        each=True,
+    ),
+    _flag(
+        "The training loss at the end is not a number",
+        _diverged(TRAIN_LOSS, metrics.TRAIN_LOSS),
+        ("loss",),
+        "These runs diverged, or their last steps were skipped.",
+        each=True,
+    ),
+    _flag(
+        "The validation loss at the end is not a number",
+        _diverged(EVAL_LOSS, metrics.EVAL_LOSS),
+        ("loss", "validation loss"),
+        "These runs diverged.",
         each=True,
     ),
     _flag(
@@ -249,10 +300,18 @@ _CHECKS: tuple[Callable[[Sequence[RunFacts]], Iterator[Caution]], ...] = (
     ),
     _flag(
         "Too few steps to compare speeds",
-        lambda run: f"{run.steps_done:,} steps" if 0 < run.steps_done < MIN_STEPS else None,
+        lambda run: _count_steps(run.steps_done) if 0 < run.steps_done < MIN_STEPS else None,
         ("speed", "time"),
         f"The first steps are slower than the others: train at least {MIN_STEPS} steps to compare speed.",
         each=True,
+    ),
+    _flag(
+        "The seed differs",
+        lambda run: None if run.traits.seed is None else str(run.traits.seed),
+        (),
+        "Runs with equal settings differ by chance between seeds: small differences of losses and answers prove "
+        "nothing.",
+        "note",
     ),
     _flag(
         "The precision differs",

@@ -35,6 +35,7 @@ class Traits:
     loss_on: str | None = None
     held_out: str | None = None
     precision: str | None = None
+    seed: int | None = None
     random_weights: bool = False
     card: str | None = None
     card_gib: float | None = None
@@ -94,6 +95,8 @@ class Judged:
     verdicts: Mapping[str, Mapping[str, bool | None]]  # by row key: result of each check
     rows: str  # description that is equal for the same rows only
     is_greedy: bool
+    max_new_tokens: int
+    num_cut: int  # answers that were cut off at max_new_tokens
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -122,6 +125,7 @@ class RunFacts:
     oom_fallbacks: tuple[str, ...] = ()
     goodput: Mapping[str, float] = field(default_factory=dict)  # at the end
     judged: JudgedRun = field(default_factory=JudgedRun)
+    left_out: str | None = None  # evaluations that cannot be used, and why
     code: str | None = None  # that the run directory names
 
     def column(self, metric: str) -> Column:
@@ -171,6 +175,7 @@ def make_facts(record: RunRecord, evaluations: RunEvaluations) -> RunFacts:
         oom_fallbacks=() if outcome is None else tuple(map(clean_text, outcome.oom_fallbacks)),
         goodput={} if outcome is None else outcome.goodput,
         judged=drop_answer_texts(evaluations),
+        left_out=_describe_left_out(record, evaluations),
         code=clean_text("; ".join(list_run_code(record))) or None,
     )
 
@@ -194,6 +199,7 @@ def _collect_traits(plan: Plan, outcome: Outcome | None, columns: Mapping[str, C
         loss_on=plan.loss_on,
         held_out=(plan.data.validation_path or "cut from the training rows") if evaluates else "none",
         precision=plan.precision.compute_dtype + ("" if kind == "none" else f", base in {kind}"),
+        seed=schedule.seed,
         random_weights=plan.random_weights,
         card=None if gpu is None else gpu.title,
         card_gib=None if gpu is None else bytes_to_gib(gpu.memory_bytes),
@@ -218,6 +224,12 @@ def drop_answer_texts(evaluations: RunEvaluations) -> JudgedRun:
     )
 
 
+def _describe_left_out(record: RunRecord, evaluations: RunEvaluations) -> str | None:
+    outdated = f"{record.paths.evaluation.name} is older than the last resume" if evaluations.is_outdated else ""
+    reasons = [f"{name} cannot be read" for name in evaluations.unreadable]
+    return clean_text(", ".join(filter(None, (*reasons, outdated)))) or None
+
+
 def _strip(evaluation: Evaluation | None) -> Judged | None:
     if evaluation is None:
         return None
@@ -228,6 +240,8 @@ def _strip(evaluation: Evaluation | None) -> Judged | None:
         verdicts={answer.key: answer.checks for answer in result.answers},
         rows=_describe_rows(result),
         is_greedy=result.greedy,
+        max_new_tokens=result.max_new_tokens,
+        num_cut=result.num_cut,
     )
 
 

@@ -17,6 +17,7 @@ from launcher.analysis.compare.tasks import choose_evaluations, make_task_charts
 from launcher.analysis.compare.verdict import make_verdicts
 from launcher.core import metrics
 from launcher.core.metrics import METRICS_BY_NAME
+from launcher.runs.calibration_store import MIN_STEPS
 
 # Metric, chart title, and the result that summarizes it. Those after the first _NUM_MAJOR are drawn smaller.
 _CHARTS: tuple[tuple[str, str, str | None], ...] = (
@@ -35,8 +36,9 @@ _NUM_MAJOR = 3
 _SPARSE = frozenset({metrics.EVAL_LOSS})
 _FLAT = 1 / 50  # a loss that falls below this share of its first value is drawn on a logarithmic axis
 _BEST = (
-    "★ marks the best of comparable runs: losses on the same data, memory of the same model, speed on the same "
-    "hardware, goodput at the same speed, time and cost of the same finished job. Values within 0.5 % of the best "
+    "★ marks the best of comparable runs: losses of finished runs of the same base on the same data, memory of the "
+    "same model, speed on the same hardware, goodput at the same speed, time and cost of the same finished job. "
+    f"Runs with an OOM fallback or fewer than {MIN_STEPS} steps have no ★ for speed. Values within 0.5 % of the best "
     "(losses: 0.1 %, speed, time and cost: 2 %) are marked too."
 )
 _BEST_TASKS = (

@@ -12,6 +12,7 @@ from launcher.analysis.compare.load_run import RunFacts
 from launcher.analysis.compare.model import Figure, Interval
 from launcher.core import metrics
 from launcher.core.metrics import METRICS_BY_NAME
+from launcher.runs.calibration_store import MIN_STEPS
 
 _ALIKE, _ALIKE_LOSS, _ALIKE_SHARE = 0.005, 0.001, 0.005  # the last is absolute: half a percentage point
 _ALIKE_SPEED = 0.02  # medians of equal runs differ by as much
@@ -142,8 +143,13 @@ def _reduce(metric: str, reduction: Callable[[list[float]], float]) -> Compute:
     return lambda run: reduction(values) if (values := run.column(metric).finite) else None
 
 
-def _tail_mean(losses: list[float]) -> float:
-    return statistics.fmean(losses[-max(1, math.ceil(_TAIL * len(losses))) :])
+def _tail_mean(run: RunFacts) -> float | None:
+    """Return the mean of the last training losses, of which skipped steps are left out; NaN if none is finite."""
+    losses = run.column(metrics.TRAIN_LOSS).values
+    if not losses:
+        return None
+    finite = [loss for loss in losses[-math.ceil(_TAIL * len(losses)) :] if math.isfinite(loss)]
+    return statistics.fmean(finite) if finite else math.nan
 
 
 def _prediction_error(run: RunFacts) -> float | None:
@@ -162,19 +168,25 @@ def _steps(run: RunFacts) -> float | None:
 
 
 def _same_data(run: RunFacts) -> Hashable:
-    return None if run.traits.random_weights else run.traits.data_key
+    """Return a key that groups finished runs of the same base on the same data; None for a meaningless loss."""
+    traits = run.traits
+    is_comparable = run.status == "done" and traits.data_key is not None and not traits.random_weights
+    return (traits.base, traits.data_key) if is_comparable else None
 
 
 def _same_model(run: RunFacts) -> Hashable:
+    """Return a key that groups runs of the same model; None if unknown, or if an OOM fallback changed the settings."""
     traits = run.traits
-    return None if traits.base is None or traits.sequence_length is None else (traits.base, traits.sequence_length)
+    is_known = traits.base is not None and traits.sequence_length is not None
+    return (traits.base, traits.sequence_length) if is_known and not run.oom_fallbacks else None
 
 
 def _same_machine(run: RunFacts) -> Hashable:
-    """Return a key that groups runs of the same model and hardware; None if unknown, or if a run's speed changed."""
+    """Return a key that groups runs of the same model and hardware; None if unknown, too short or not steady."""
     model = _same_model(run)
     is_known = model is not None and run.traits.hardware is not None
-    return (model, run.traits.hardware) if is_known and find_speed_change(run) is None else None
+    is_steady = run.steps_done >= MIN_STEPS and find_speed_change(run) is None
+    return (model, run.traits.hardware) if is_known and is_steady else None
 
 
 def find_speed_change(run: RunFacts) -> tuple[float, float, int] | None:
@@ -265,9 +277,7 @@ _TAIL_NOTE, _ERROR_NOTE = "mean of the last 5 % of the steps", "predicted / meas
 _CLOCK_NOTE, _COST_NOTE = "all attempts, without pauses between them", "wall-clock time at the planned price"
 _EVAL, _TRAIN, _VRAM = metrics.EVAL_LOSS, metrics.TRAIN_LOSS, metrics.PREDICTED_GIB
 EVAL_LOSS = _make_spec("eval_loss_final", _EVAL, _last(_EVAL), _same_data, "validation loss, final")
-TRAIN_LOSS = _make_spec(
-    "train_loss_final", _TRAIN, _reduce(_TRAIN, _tail_mean), _same_data, "training loss, final", _TAIL_NOTE
-)
+TRAIN_LOSS = _make_spec("train_loss_final", _TRAIN, _tail_mean, _same_data, "training loss, final", _TAIL_NOTE)
 TOKENS_PER_SECOND = _make_median("tokens_per_second", metrics.TOKENS_PER_SECOND, _same_machine)
 _SPECS: tuple[MetricSpec, ...] = (
     EVAL_LOSS,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 
 from launcher.analysis.compare.config_diff import clean_text
 from launcher.analysis.compare.load_run import Judged, RunFacts
@@ -28,6 +28,13 @@ def choose_evaluations(runs: Sequence[RunFacts]) -> Pick:
     if None not in full_rows and (len(full_rows) == 1 or len(training_rows - {None}) != 1 or None in training_rows):
         return lambda run: run.judged.full_eval
     return lambda run: run.judged.trained or run.judged.full_eval
+
+
+def do_limits_matter(evaluations: Iterable[Judged]) -> bool:
+    """Return whether a limit of new tokens that is lower than that of another evaluation cut off any answer."""
+    known = list(evaluations)
+    longest = max((judged.max_new_tokens for judged in known), default=0)
+    return any(judged.num_cut and judged.max_new_tokens < longest for judged in known)
 
 
 def list_main_checks(runs: Sequence[RunFacts], pick: Pick) -> list[str]:
@@ -69,13 +76,15 @@ def _find_check(judged: Judged | None, name: str) -> CheckResult | None:
 
 
 def _make_rate_spec(name: str, runs: Sequence[RunFacts], pick: Pick, *, is_main: bool) -> MetricSpec:
+    matters = do_limits_matter(judged for run in runs if (judged := pick(run)) is not None)
+
     def peers(run: RunFacts) -> Hashable:
-        # Comparable: same rows, judge and decoding.
+        # Comparable: same rows, judge, decoding and, if it cut off answers, limit of their length.
         judged = pick(run)
         check = _find_check(judged, name)
         if run.traits.random_weights or judged is None or check is None:
             return None
-        return (judged.rows, check.checker, judged.is_greedy)
+        return (judged.rows, check.checker, judged.is_greedy, judged.max_new_tokens if matters else None)
 
     def is_significant(best: RunFacts, other: RunFacts) -> bool:
         best_judged, other_judged = pick(best), pick(other)

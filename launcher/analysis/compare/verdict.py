@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from itertools import combinations
 
@@ -10,7 +11,7 @@ from launcher.analysis.compare.config_diff import clean_text
 from launcher.analysis.compare.load_run import Judged, RunFacts
 from launcher.analysis.compare.model import Comparison, Figure, Verdict, VerdictAspect, VerdictPart
 from launcher.analysis.compare.summary_metrics import EVAL_LOSS, TOKENS_PER_SECOND, TRAIN_LOSS, MetricSpec, is_alike
-from launcher.analysis.compare.tasks import Pick, compare_answers
+from launcher.analysis.compare.tasks import Pick, compare_answers, do_limits_matter
 from launcher.core.units import format_percent
 from launcher.judges.gate import SIGNIFICANCE_LEVEL
 
@@ -98,6 +99,8 @@ def _explain_different_evaluations(one: Judged, other: Judged) -> str:
         return "different judges"
     if one.is_greedy != other.is_greedy:
         return "different decoding"
+    if do_limits_matter((one, other)):
+        return "different limits of the answers' length"
     return "" if all(result.checks[result.main].num_judged for result in (one, other)) else "no answer was judged"
 
 
@@ -107,10 +110,13 @@ def _compare_values(
     value, other = spec.compute(run), spec.compute(against)
     if value is None or other is None:
         return
+    is_speed = aspect == "speed"
+    if not (math.isfinite(value) and math.isfinite(other)) or (is_speed and min(value, other) <= 0):
+        yield _refuse(aspect, blocker or "not a plausible number")
+        return
     if blocker or spec.peers(run) is None or spec.peers(run) != spec.peers(against):
         yield _refuse(aspect, blocker or "the runs differ too much")
         return
-    is_speed = aspect == "speed"
     if is_alike(spec, value, other):
         yield VerdictPart(aspect=aspect, outcome="tie", text=f"{aspect} equal")
         return

@@ -8,7 +8,13 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 
 from launcher.analysis.doctor.findings import Finding, Status
-from launcher.analysis.doctor.run_helpers import compute_thirds, format_steps, report_run, train_command
+from launcher.analysis.doctor.run_helpers import (
+    compute_thirds,
+    format_steps,
+    prepare_command,
+    report_run,
+    train_command,
+)
 from launcher.core import metrics
 from launcher.core.metrics import SPIKE_WINDOW, StepMetrics, find_values, is_loss_spike
 from launcher.plan.model import Plan
@@ -123,13 +129,22 @@ def _check_trend(record: RunRecord, steps: Sequence[StepMetrics]) -> Iterator[Fi
             f"it does not fall: {first:.3f} over the first {_FIRST_STEPS} steps, {parts[-1]:.3f} over the last third",
             "nothing is learned: the learning rate is too low, or the loss mask is wrong",
             f"{train_command(record, f'training.config.learning_rate={2 * record.plan.optimizer.learning_rate:g}')}; "
-            f"launcher prepare {record.plan.expert} shows the loss mask",
+            f"{prepare_command(record)} shows the loss mask",
         )
 
 
 def _check_evaluation(record: RunRecord) -> Iterator[Finding]:
     held_out = find_values(record.evaluations, metrics.EVAL_LOSS)
     is_done = record.outcome is not None and record.outcome.status == "done"
+    last = record.evaluations[-1] if record.evaluations else None
+    if last is not None and not math.isfinite(last.values[metrics.EVAL_LOSS]):
+        yield report_run.problem(
+            "unstable loss",
+            f"the validation loss after step {last.step:,} is not a number",
+            "training diverged, or a validation row is broken",
+            train_command(record, *_stabilize(record.plan)),
+        )
+        return
     if not held_out:
         if is_done and len(record.steps) >= _EVALUATED_STEPS:
             yield report_run.note(

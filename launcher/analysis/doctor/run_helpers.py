@@ -5,13 +5,17 @@ from __future__ import annotations
 import shlex
 from collections import Counter
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from statistics import median
 from typing import Literal
 
 from launcher.analysis.doctor.findings import Reporter
+from launcher.analysis.report.render import format_command
+from launcher.core.errors import InputError
 from launcher.core.metrics import STEP_SECONDS, TOKENS_PER_SECOND, StepMetrics, find_values
 from launcher.core.run_paths import format_resume_command
 from launcher.plan.model import Plan
+from launcher.request.request import Request, load_request
 from launcher.runs.record import RunRecord
 
 report_run = Reporter("run")
@@ -108,13 +112,31 @@ def rerun_command(record: RunRecord, *settings: str) -> str:
 
 
 def train_command(record: RunRecord, *settings: str) -> str:
-    """Return the command that trains a new run with other settings, as settings that affect learning require."""
-    return " ".join(("launcher train", shlex.quote(record.plan.expert), *_format_overrides(settings)))
+    """Return the command that trains a new run with other settings, as settings that affect learning require.
+
+    It has all flags of this run.
+    """
+    request = _load_request(record)
+    changed = {setting.partition("=")[0] for setting in settings}
+    kept = (override for override in request.overrides if override.partition("=")[0] not in changed)
+    return format_command(replace(request, overrides=(*kept, *settings)))
+
+
+def prepare_command(record: RunRecord) -> str:
+    """Return the command that shows how the rows of a run's expert are read."""
+    return shlex.join(("launcher", "prepare", _load_request(record).expert))
+
+
+def _load_request(record: RunRecord) -> Request:
+    try:
+        return load_request(record.paths.request)
+    except InputError:  # written by another version, or started without `launcher train`
+        return Request(expert=record.plan.expert)
 
 
 def resume_command(record: RunRecord) -> str:
     """Return the command that resumes the run."""
-    return format_resume_command(record.paths.root, record.plan.expert)
+    return format_resume_command(record.paths.root)
 
 
 def _format_overrides(settings: tuple[str, ...]) -> tuple[str, ...]:

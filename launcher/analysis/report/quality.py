@@ -21,9 +21,9 @@ _NUM_WORST = 3
 _MAX_CHARS = 160  # of a question, an answer or a reason
 
 
-def render_quality(record: RunRecord, evaluations: RunEvaluations, run: str) -> str:
-    """Render the quality section of a report; `run` is the run's id or path, as commands accept it."""
-    parts = (*_render_results(record, evaluations), *_render_missing(record, evaluations, run))
+def render_quality(record: RunRecord, evaluations: RunEvaluations, *, run: str, expert: str) -> str:
+    """Render the quality section of a report; `run` and `expert` are names or paths, as commands accept them."""
+    parts = (*_render_results(record, evaluations), *_render_missing(record, evaluations, run, expert))
     return "\n\n".join(("## Quality", *parts))
 
 
@@ -135,7 +135,7 @@ def _shorten(text: str) -> str:
     return flat if len(flat) <= _MAX_CHARS else f"{flat[: _MAX_CHARS - 1]}…"
 
 
-def _render_missing(record: RunRecord, evaluations: RunEvaluations, run: str) -> Iterator[str]:
+def _render_missing(record: RunRecord, evaluations: RunEvaluations, run: str, expert: str) -> Iterator[str]:
     for name in evaluations.unreadable:
         yield f"`{code(name)}` cannot be read and is omitted here."
     if evaluations.is_outdated:
@@ -145,16 +145,16 @@ def _render_missing(record: RunRecord, evaluations: RunEvaluations, run: str) ->
         return
     if evaluations.trained is not None and evaluations.trained.step != evaluations.kept_step:
         yield f"The adapter has the weights of step {evaluations.kept_step:,}; training evaluated another step."
-    expert, lines = shlex.quote(record.plan.expert), []
+    lines = []
     if evaluations.full_eval is None and any(decision.reason == NO_JUDGE for decision in record.plan.decisions):
         yield (
             "There is no judge for these answers: set `evaluation.judge_command` in the manifest to a program that "
             "checks them, then run `launcher eval`."
         )
     elif evaluations.full_eval is None:
-        lines.append(f"launcher eval {expert} --run {shlex.quote(run)}  # more rows, from the test split if any")
+        lines.append(f"launcher eval --run {shlex.quote(run)}  # more rows, from the test split if any")
     if evaluations.base is None and (evaluations.trained is not None or evaluations.full_eval is not None):
         yield "The base model was not evaluated without the adapter."
-        lines.append(f"launcher eval {expert} --base")
+        lines.append(f"launcher eval {shlex.quote(expert)} --base")
     if lines:
         yield fenced("\n".join(map(escape, lines)), "sh")

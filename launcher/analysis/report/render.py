@@ -137,7 +137,12 @@ def render_report(facts: ReportFacts) -> str:
         render_memory(record),
         render_learning(record),
         render_stability(record),
-        render_quality(record, facts.evaluations, _format_run(facts)),
+        render_quality(
+            record,
+            facts.evaluations,
+            run=_format_run(facts),
+            expert=record.plan.expert if facts.request is None else facts.request.expert,
+        ),
         _render_reproduction(facts),
         _render_files(facts),
         _render_next_steps(facts),
@@ -308,8 +313,7 @@ def _list_next_steps(facts: ReportFacts) -> Iterator[str]:
             yield fenced("\n".join(map(escape, lines)), "sh")
     else:
         yield from _list_resume_hints(facts)
-        expert = shlex.quote(plan.expert if facts.request is None else facts.request.expert)
-        yield fenced(escape(f"launcher train {expert} --resume {run}"), "sh")
+        yield fenced(escape(f"launcher train --resume {run}"), "sh")
     yield from _list_wandb(facts)
 
 

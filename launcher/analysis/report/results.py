@@ -29,6 +29,7 @@ from launcher.runs.record import Outcome, RunRecord, compute_median
 _SPARKS = "▁▂▃▄▅▆▇█"
 _SPARK_WIDTH = 48
 _JOULES_PER_WH = 3600.0
+_NOT_FINITE = "not finite"
 _NOTHING = "Nothing was measured: no step finished."
 
 
@@ -132,7 +133,7 @@ def render_learning(record: RunRecord) -> str:
     if not rows:
         return f"## Learning\n\n{_NOTHING}"
     losses = table(("", "first", "last", "best", "best step", "curve"), rows)
-    lines = [] if find_values(record.rows, metrics.EVAL_LOSS) else ["No validation loss was measured."]
+    lines = [] if record.evaluations else ["No validation loss was measured."]
     if record.outcome is not None and record.outcome.ended_because:
         lines.append(f"Ended before the last step: {inline(record.outcome.ended_because)}.")
     if tokens := find_values(record.rows, metrics.TOKENS_SEEN):
@@ -142,18 +143,26 @@ def render_learning(record: RunRecord) -> str:
 
 def _format_curve(record: RunRecord, name: str) -> Iterator[tuple[str, ...]]:
     """Yield one table row with the first, last and best value of a loss and its curve; none if not measured."""
-    points = [(value, row.step) for row in record.rows if math.isfinite(value := row.values.get(name, math.nan))]
+    logged = [(row.values[name], row.step) for row in record.rows if name in row.values]
+    points = [(value, step) for value, step in logged if math.isfinite(value)]
+    if not logged:
+        return
+    first, last = (f"{value:.4f}" if math.isfinite(value) else _NOT_FINITE for value, _ in (logged[0], logged[-1]))
     if points:
         values = [value for value, _ in points]
         best, best_step = min(points)
-        numbers = (f"{value:.4f}" for value in (values[0], values[-1], best))
-        yield METRICS_BY_NAME[name].title, *numbers, f"{best_step:,}", draw_sparkline(values) if values[1:] else ""
+        curve = draw_sparkline(values) if values[1:] else ""
+        yield METRICS_BY_NAME[name].title, first, last, f"{best:.4f}", f"{best_step:,}", curve
+    else:
+        yield METRICS_BY_NAME[name].title, first, last, _NOT_FINITE, "", ""
 
 
 def render_stability(record: RunRecord) -> str:
     """Render skipped steps, gradient norm, OOM fallbacks and restarts."""
     outcome = record.outcome
     lines = list(_describe_steps(record.steps)) if record.steps else []
+    if broken := [row.step for row in record.evaluations if not math.isfinite(row.values[metrics.EVAL_LOSS])]:
+        lines.append(f"- non-finite validation losses: {_list_steps(broken)}")
     if outcome is not None:
         lines += [f"- fallback after CUDA out of memory: {inline(fallback)}" for fallback in outcome.oom_fallbacks]
         if not outcome.oom_fallbacks:

@@ -104,12 +104,14 @@ def _check_weights(paths: RunPaths, plan: Plan, outcome: Outcome | None) -> None
     required = _MODEL_FILES if plan.adapter.kind == "full" else _ADAPTER_FILES
     if not paths.adapter.is_dir():
         raise InputError(
-            f"{paths.root} has no trained weights: {_describe_outcome(outcome)}", hint=_suggest_fix(paths, plan)
+            f"{paths.root} has no trained weights: {_describe_outcome(outcome)}",
+            hint=_suggest_fix(paths, outcome),
         )
     missing = [name for name in required if not (paths.adapter / name).is_file()]
     if missing:
         raise InputError(
-            f"{paths.adapter} is incomplete: {', '.join(missing)} is missing", hint=_suggest_fix(paths, plan)
+            f"{paths.adapter} is incomplete: {', '.join(missing)} is missing",
+            hint=_suggest_fix(paths, outcome),
         )
     if plan.adapter.kind == "full":
         check_regular_files(paths.adapter)
@@ -144,13 +146,21 @@ def _check_pattern(file: Path, field: str, pattern: str) -> None:
 
 def _describe_outcome(outcome: Outcome | None) -> str:
     if outcome is None:
-        return "it was not started"
-    if outcome.status == "running":
-        return "it is still running, or was killed"
-    return f"it {'was stopped' if outcome.status == 'stopped' else outcome.status} after step {outcome.steps_done:,}"
+        return "it was not started, or its outcome.json is damaged"
+    match outcome.status:
+        case "running":
+            return "it is still running, or was killed"
+        case "done":
+            return f"it is done after step {outcome.steps_done:,}, but its folder adapter/ is missing"
+        case "stopped":
+            return f"it was stopped after step {outcome.steps_done:,}"
+        case status:
+            return f"it {status} after step {outcome.steps_done:,}"
 
 
-def _suggest_fix(paths: RunPaths, plan: Plan) -> str:
+def _suggest_fix(paths: RunPaths, outcome: Outcome | None) -> str:
+    if outcome is not None and outcome.status == "done":
+        return f"copy {paths.adapter} back, or train it again"
     checkpoints = sorted(paths.checkpoints.glob("step-*")) if paths.checkpoints.is_dir() else []
-    resume = format_resume_command(paths.root, plan.expert)
+    resume = format_resume_command(paths.root)
     return f"{resume} continues from {checkpoints[-1].name}" if checkpoints else "train it to the end"

@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 import time
+from bisect import bisect_left
 from collections import deque
 from math import ceil, isfinite
 from statistics import fmean, median
@@ -55,6 +56,30 @@ def _load_epoch(run: TrainingRun, step: int) -> _Epoch:
     return epoch
 
 
+class _EvaluationTime:
+    """Estimates the time of the evaluations ahead: each takes as long as the last one."""
+
+    def __init__(self, run: TrainingRun | None = None) -> None:
+        self._steps: list[int] = []  # after which the model is evaluated
+        if run is not None:
+            every = run.plan.schedule.evaluate_every_steps, run.plan.schedule.evaluate_every_epochs
+            self._steps = [step for step in range(1, run.num_steps + 1) if run.is_due(step, *every)]
+        self._each = self._base = 0.0
+
+    def add(self, metrics: StepMetrics) -> None:
+        seconds = sum(metrics.values.get(name, 0.0) for name in (names.EVAL_SECONDS, names.TASK_SECONDS))
+        if metrics.step:
+            self._each = seconds
+        else:
+            self._base = seconds
+
+    def estimate(self, step: int) -> float:
+        """Return the seconds of the evaluations after `step`, which may itself be followed by one."""
+        ahead = len(self._steps) - bisect_left(self._steps, step)
+        # Before the first: only answers were generated, which at least the last evaluation repeats.
+        return ahead * self._each if self._each else min(1, ahead) * self._base
+
+
 class Console(Observer):
     """Prints progress on rank 0."""
 
@@ -62,6 +87,7 @@ class Console(Observer):
         self._is_terminal = os.environ.get(LAUNCHER_TERMINAL) == "1" or sys.stderr.isatty()
         self._recent: deque[StepMetrics] = deque(maxlen=_RECENT_STEPS)
         self._epoch = _Epoch()
+        self._evaluations = _EvaluationTime()
         self._began = time.monotonic()
         self._first = 0
 
@@ -77,7 +103,8 @@ class Console(Observer):
             f"({len(run.train.file):,} sequences{validation})" + (f", from step {step + 1:,}" if step else ""),
         )
         self._first = step
-        self._epoch = _load_epoch(run, step) if run.engine.is_main else _Epoch()
+        if run.engine.is_main:
+            self._epoch, self._evaluations = _load_epoch(run, step), _EvaluationTime(run)
         self._began = time.monotonic()
 
     def on_step(self, run: TrainingRun, metrics: StepMetrics) -> None:
@@ -100,6 +127,7 @@ class Console(Observer):
 
     def on_evaluation(self, run: TrainingRun, metrics: StepMetrics) -> bool:
         """Print validation loss and task metrics."""
+        self._evaluations.add(metrics)
         where = f"step {metrics.step:,}/{run.num_steps:,}" if metrics.step else "base model"
         loss = metrics.get(names.EVAL_LOSS)
         if loss is not None:
@@ -129,7 +157,8 @@ class Console(Observer):
         if peak is not None:
             parts.append(f"VRAM {peak:.1f} GiB")
         parts.append(f"data wait {format_percent(sum(waits) / max(1e-9, sum(seconds)))}")
-        parts.append(f"{format_duration(median(seconds) * (run.num_steps - metrics.step))} left")
+        left = median(seconds) * (run.num_steps - metrics.step) + self._evaluations.estimate(metrics.step)
+        parts.append(f"{format_duration(left)} left")
         return "  ".join(parts)
 
     def _draw_bar(self, run: TrainingRun, metrics: StepMetrics, text: str) -> None:

@@ -20,9 +20,11 @@ from launcher.core.errors import InputError
 from launcher.corpus.store import Store
 from launcher.manifest import load_manifest
 from launcher.plan import Plan
+from launcher.runs.record import Status
 from launcher.training.checkpoint.weights import save_weights
 from launcher.training.inference.load import load_from_folder, load_trained_model
-from launcher.training.inference.trained_run import TrainedRun, check_adapter
+from launcher.training.inference.trained_run import TrainedRun, check_adapter, load_trained_run
+from tests.made_runs import MadeRun, write_run
 from tests.training.builders import SIZES, adapt, build, make_plan, write_base
 
 
@@ -185,3 +187,19 @@ def test_feedforward_modules_of_ia3_may_be_a_pattern(store: Store, tmp_path: Pat
         if hasattr(module, "is_feedforward")
     }
     assert flags == {"k_proj": False, "v_proj": False, "down_proj": True}
+
+
+@pytest.mark.parametrize(
+    ("status", "words", "hint"),
+    [
+        ("done", "it is done after step 2, but its folder adapter/ is missing", "or train it again"),
+        ("stopped", "it was stopped after step 2", "train it to the end"),
+        ("crashed", "it crashed after step 2", "train it to the end"),
+        (None, "it was not started, or its outcome.json is damaged", "train it to the end"),
+    ],
+)
+def test_run_without_weights_says_why(tmp_path: Path, status: Status | None, words: str, hint: str) -> None:
+    paths = write_run(tmp_path, MadeRun(run_id="a", num_steps=2, status=status))
+    with pytest.raises(InputError, match=words) as raised:
+        load_trained_run(paths.root)
+    assert hint in raised.value.hint

@@ -31,13 +31,14 @@ def make_run(folder: Path, *, num_steps: int, steps_per_epoch: int) -> Any:
         plan=SimpleNamespace(
             expert="json",
             batch=SimpleNamespace(global_batch_size=8, sequence_length=64),
-            schedule=SimpleNamespace(logging_steps=1000),
+            schedule=SimpleNamespace(logging_steps=1000, evaluate_every_steps=2, evaluate_every_epochs=None),
         ),
         train=SimpleNamespace(file=range(24)),
         validation=None,
         num_steps=num_steps,
         steps_per_epoch=steps_per_epoch,
         paths=SimpleNamespace(metrics=folder / "metrics.jsonl"),
+        is_due=lambda step, every_steps, _every_epochs: step % every_steps == 0 or step == num_steps,
     )
 
 
@@ -82,3 +83,25 @@ def test_epochs_of_one_step_have_no_line(tmp_path: Path, lines: list[str]) -> No
     console.on_start(run, 0)
     console.on_step(run, make_step(1, 1.0))
     assert epochs(lines) == []
+
+
+def test_remaining_time_includes_evaluations(tmp_path: Path, lines: list[str]) -> None:
+    run, console = make_run(tmp_path, num_steps=5, steps_per_epoch=100), Console()
+    run.plan.schedule.logging_steps = 1
+
+    def evaluate(step: int, **seconds: float) -> None:
+        values = {"eval/parses": 1.0, **{f"time/{name}": value for name, value in seconds.items()}}
+        if "evaluation" in seconds:
+            values[names.EVAL_LOSS] = 1.0
+        console.on_evaluation(run, StepMetrics(step=step, epoch=0.1, values=values))
+
+    console.on_start(run, 0)
+    console.on_step(run, make_step(1, 1.0))
+    evaluate(0, task_evaluation=30.0)
+    console.on_step(run, make_step(2, 1.0))
+    evaluate(2, task_evaluation=10.0, evaluation=5.0)
+    for step in (3, 4, 5):
+        console.on_step(run, make_step(step, 1.0))
+    left = [line.split("  ")[-1] for line in lines if line.startswith("step ") and " left" in line]
+    # two seconds per step; then with answers to one evaluation, then with two or one of 15 s
+    assert left == ["8 s left", "36 s left", "34 s left", "32 s left", "15 s left"]

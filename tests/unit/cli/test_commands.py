@@ -17,7 +17,7 @@ import yaml
 
 from launcher import __version__
 from launcher.__main__ import run
-from launcher.cli.main import main
+from launcher.cli.main import main, make_parser
 from tests.conftest import ROOT, WriteManifest, expert_manifests, published_manifests, python_path
 from tests.forked_python import run_python
 
@@ -513,6 +513,27 @@ def test_guessed_flags_are_answered_with_set(flags: list[str], hint: str, capfd:
 
 
 @pytest.mark.parametrize(
+    ("words", "values"),
+    [
+        (["ask", "r1", "--runs-dir", "my runs", "how many?"], {"run": "r1", "question": "how many?"}),
+        (["ask", "--json", "r1", "--", "--how many?"], {"run": "r1", "question": "--how many?"}),
+        (["compare", "a", "--runs-dir", "d", "b", "--format", "md", "c"], {"runs": ["a", "b", "c"], "format": "md"}),
+        (["eval", "--json", "neo4j", "--rows", "4"], {"expert": "neo4j", "rows": 4}),
+        (["train", "--set", "a=1", "neo4j", "--set", "b=2"], {"expert": "neo4j", "overrides": ["a=1", "b=2"]}),
+    ],
+)
+def test_flags_may_stand_between_arguments(words: list[str], values: dict[str, object]) -> None:
+    arguments, unknown = make_parser(words).parse_known_args(words)
+    assert unknown == []
+    assert {name: getattr(arguments, name) for name in values} == values
+
+
+@pytest.mark.parametrize("words", [["report", "a", "--json", "b"], ["compare", "a", "--bogus", "b"]])
+def test_arguments_too_many_are_unknown(words: list[str]) -> None:
+    assert make_parser(words).parse_known_args(words)[1] == words[-1 if words[0] == "report" else 2 :]
+
+
+@pytest.mark.parametrize(
     ("words", "message"),
     [
         (["new", "x", "--csv", "f"], "launcher new: unrecognized arguments: --csv\nhint: write --data FILE"),
@@ -580,6 +601,9 @@ def test_deleted_working_directory_is_named(
         ),
         (["bench", "ablation", "json", "--out", "/dev/null/logs"], "--out /dev/null/logs: /dev/null is not a folder"),
         (["doctor", "--free", "--json"], "--free and --json cannot be used together"),
+        (["doctor", "--yes"], "--yes requires --free"),
+        (["doctor", "--free", "json"], "--free runs no checks: omit the expert"),
+        (["doctor", "--profile", "full"], "--profile requires an expert"),
         (["doctor", "--set", "training.config.rank=4"], "--set requires an expert"),
         (["export", "a", "--format", "gguf", "--check-rows=-1"], "argument --check-rows: '-1' is not an integer of at"),
     ],

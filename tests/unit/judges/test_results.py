@@ -63,15 +63,19 @@ def test_rows_are_matched_by_key() -> None:
     )
 
 
-def test_other_limits_of_truncated_answers_are_a_warning() -> None:
-    before, now = make_result({"a": True}), make_result({"a": True}).model_copy(update={"max_new_tokens": 2048})
-    _, warnings = compare_results(before, now)
-    assert warnings == ("answers were truncated: at 8 tokens before, at 2,048 now",)
-    whole = [
-        one.model_copy(update={"answers": tuple(a.model_copy(update={"end": "end token"}) for a in one.answers)})
-        for one in (before, now)
-    ]
-    assert compare_results(*whole)[1] == ()
+def test_different_decoding_is_a_warning() -> None:
+    one = make_result({"a": True, "b": True})
+    for before, now, words in (
+        (one, one.model_copy(update={"greedy": False}), "greedy answers before, sampled now"),
+        (
+            one.model_copy(update={"max_new_tokens": 512}),
+            one,
+            "at most 512 new tokens before, 8 now: the lower limit cut off 2 of 2 answers",
+        ),
+    ):
+        assert compare_results(before, now)[1] == (words,)
+    ended = one.model_copy(update={"answers": tuple(each.model_copy(update={"end": "stop"}) for each in one.answers)})
+    assert compare_results(one.model_copy(update={"max_new_tokens": 512}), ended)[1] == ()
 
 
 def test_results_of_different_experts_or_checks_are_refused() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -114,6 +115,14 @@ def test_ids_are_unique_and_the_trace_can_be_loaded(tmp_path: Path) -> None:
     assert load_trace(paths) == trace
     paths.wandb.write_text("{")
     assert load_trace(paths) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "start"), [("a:b#c/d?'e", "a-b-c-d-e-"), ("\u00fc\u65e5 x", "-x-"), ("x" * 300, "x" * 100 + "-")]
+)
+def test_id_is_valid_whatever_the_directory_is_called(name: str, start: str) -> None:
+    made = make_id(name)
+    assert re.fullmatch(rf"{re.escape(start)}[0-9a-f]{{8}}", made)
 
 
 def test_config_has_flat_keys_and_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:

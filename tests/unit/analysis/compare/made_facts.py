@@ -25,6 +25,7 @@ TRAITS = Traits(
     loss_on="completion",
     held_out="validation.jsonl",
     precision="bf16",
+    seed=42,
     card="GeForce RTX 4090",
     card_gib=23.9883,
     predicted_gib=18.0,

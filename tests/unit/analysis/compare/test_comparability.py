@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -69,6 +70,7 @@ def test_groups_are_letters_in_order() -> None:
         ),
         ("held_out", "none", "The validation rows differ", ("validation loss",), "validation.jsonl: a; none: b"),
         ("precision", "fp16", "The precision differs", ("speed", "memory"), "bf16: a; fp16: b"),
+        ("seed", 7, "The seed differs", (), "42: a; 7: b. Runs with equal settings differ by chance"),
         ("hardware", "CPU", "The hardware differs", ("speed", "time"), "CPU: b"),
         (
             "random_weights",
@@ -105,6 +107,20 @@ def test_speeds_of_short_runs_are_not_compared() -> None:
     assert caution.title == "Too few steps to compare speeds"
     assert caution.spoils == ("speed", "time")
     assert caution.detail.startswith("b (3 steps). ")
+
+
+@pytest.mark.parametrize(
+    ("metric", "title", "spoils"),
+    [
+        (metrics.TRAIN_LOSS, "The training loss at the end is not a number", ("loss",)),
+        (metrics.EVAL_LOSS, "The validation loss at the end is not a number", ("loss", "validation loss")),
+    ],
+)
+def test_runs_that_diverged_are_listed(metric: str, title: str, spoils: tuple[str, ...]) -> None:
+    caution = only(make_facts("a", {metric: [2.0, 1.0]}), make_facts("b", {metric: [2.0, 1.0, math.nan, math.nan]}))
+    assert (caution.title, caution.spoils) == (title, spoils)
+    assert caution.detail.startswith("b (the last finite one at step 2). ")
+    assert "c (never finite)" in only(make_facts("c", {metric: [math.nan]})).detail
 
 
 def test_unfinished_runs_are_listed_with_their_step() -> None:

@@ -107,6 +107,7 @@ def test_run_that_was_not_started_is_listed_without_a_curve(place: Path) -> None
         (("--expert", "unknown"), "runs has no run of 'unknown'"),
         (("--all", "--runs-dir", "elsewhere"), "elsewhere has no run\nhint: `launcher train EXPERT` creates one"),
         (("--all", "--last", "0"), "--last 0: must be at least 1"),
+        (("one", "--last", "1"), "--last has no effect on runs that are named\nhint: add --expert NAME or --all"),
         (("one", "-o", "missing/compare.html"), "--output missing/compare.html: the folder missing does not exist"),
         (("one", "-o", "runs"), "--output runs: it is a folder"),
         (("one", "-o", "x" * 300), "pass another --output"),
@@ -140,3 +141,9 @@ def test_invalid_metrics_line_is_reported(place: Path, tmp_path: Path) -> None:
     result = compare(place, str(paths.root))
     assert result.returncode == 2
     assert "torn/metrics.jsonl: line 1" in result.stderr
+
+
+def test_warning_that_affects_nothing_is_complete(place: Path, tmp_path: Path) -> None:
+    paths = write_run(tmp_path, MadeRun(run_id="damaged", num_steps=20))
+    paths.evaluation.write_text("{")
+    assert "warning: Evaluations were left out\n" in compare(place, str(paths.root)).stdout

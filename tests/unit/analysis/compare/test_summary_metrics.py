@@ -35,7 +35,13 @@ def test_lowest_loss_is_best_and_last_is_final() -> None:
 def test_final_training_loss_is_the_mean_of_the_last_twentieth() -> None:
     losses = [5.0] * 95 + [1.0, 2.0, 3.0, 2.0, 2.0]
     assert figure("train_loss_final", make_facts("a", {metrics.TRAIN_LOSS: losses})).values == (2.0,)
-    assert figure("train_loss_final", make_facts("a", {metrics.TRAIN_LOSS: [4.0, math.nan]})).values == (4.0,)
+    skipped = [5.0] * 95 + [1.0, 2.0, 3.0, 2.0, math.nan]
+    assert figure("train_loss_final", make_facts("a", {metrics.TRAIN_LOSS: skipped})).values == (2.0,)
+
+
+def test_run_that_diverged_has_no_final_training_loss() -> None:
+    diverged = make_facts("a", {metrics.TRAIN_LOSS: [4.0] * 30 + [math.nan] * 30})
+    assert figure("train_loss_final", diverged, make_facts("b")).values == (None, 1.0)
 
 
 def test_losses_on_different_data_have_no_best() -> None:
@@ -45,6 +51,17 @@ def test_losses_on_different_data_have_no_best() -> None:
     assert figure("eval_loss_best", *runs).best == {}
     within = figure("eval_loss_best", *runs, with_eval("d", 0.9, traits=other_data))
     assert within.best == {3: 2}  # of the two of its data; c is better by a number that says nothing
+
+
+@pytest.mark.parametrize("changes", [{"status": "stopped"}, {"traits": replace(TRAITS, base="other")}])
+def test_losses_have_no_best_where_a_caveat_says_so(changes: dict[str, object]) -> None:
+    assert figure("eval_loss_final", with_eval("a", 2.0), with_eval("b", 1.0, **changes)).best == {}
+
+
+@pytest.mark.parametrize("changes", [{"steps_done": 3}, {"oom_fallbacks": ("micro-batch 2",)}])
+def test_speeds_have_no_best_where_a_caveat_says_so(changes: dict[str, object]) -> None:
+    slow, fast = ({metrics.TOKENS_PER_SECOND: [rate] * 3} for rate in (100.0, 900.0))
+    assert figure("tokens_per_second", make_facts("a", slow), make_facts("b", fast, **changes)).best == {}
 
 
 def test_random_weights_are_never_the_best() -> None:

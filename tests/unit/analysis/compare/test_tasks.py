@@ -67,6 +67,7 @@ def test_different_rows_or_judges_have_no_best() -> None:
         with_answers("other", 0.1, 0.9, num_rows=64),
         with_answers("other", 0.1, 0.9, first_row=1),
         with_answers("other", 0.1, 0.9, greedy=False),
+        with_answers("other", 0.1, 0.9, max_new_tokens=16, num_cut=1),
         replace(with_answers("other", 0.1, 0.9), traits=replace(TRAITS, random_weights=True)),
     ):
         assert figure("task_matches", low, other).best == {}
@@ -86,6 +87,10 @@ def test_different_rows_or_judges_give_a_caveat() -> None:
     same_number = compare(low, with_answers("other", 0.1, 0.9, first_row=1))
     assert titles(same_number) == ["Different rows were evaluated"]
     assert titles(compare(low, with_answers("b", 0.1, 0.9, greedy=False))) == ["The decoding differs"]
+    shorter = compare(low, with_answers("b", 0.1, 0.9, max_new_tokens=16, num_cut=3))
+    assert titles(shorter) == ["The answers' length was limited differently"]
+    assert "at most 16 new tokens (3 answers cut off): b" in shorter.cautions[0].detail
+    assert titles(compare(low, with_answers("b", 0.1, 0.9, max_new_tokens=16))) == []
     assert titles(compare(low, with_answers("b", 0.1, 0.9))) == []
     assert titles(compare(low, make_facts("plain"))) == []
 
@@ -199,3 +204,13 @@ def test_evaluations_of_a_run_directory_are_loaded(tmp_path: Path) -> None:
     torn = load_run_facts(paths)
     assert torn.judged == JudgedRun()
     assert not any(one.key.startswith("task") for one in compare(torn).figures)
+
+
+def test_evaluations_that_are_left_out_are_named(tmp_path: Path) -> None:
+    paths = write_run(tmp_path, MadeRun(run_id="a", num_steps=20, task_rates=(0.1, 0.5)))
+    paths.evaluation.write_text("{")
+    damaged = compare(load_run_facts(paths))
+    assert titles(damaged) == ["Evaluations were left out"]
+    assert damaged.cautions[0].detail.startswith("a (eval.json cannot be read). ")
+    write_evaluation(paths.evaluation, make_evaluation({"matches": 0.5}, made_at="2000-01-01T00:00:00+00:00"))
+    assert load_run_facts(paths).left_out == "eval.json is older than the last resume"

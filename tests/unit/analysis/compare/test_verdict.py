@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -61,6 +62,11 @@ def test_several_rows_may_differ_by_chance() -> None:
     ("other", "words"),
     [
         (with_answers("b", 0.1, 0.9, checker="made 2.0"), "answers not comparable (different judges)"),
+        (
+            with_answers("b", 0.1, 0.9, max_new_tokens=16, num_cut=3),
+            "answers not comparable (different limits of the answers' length)",
+        ),
+        (with_answers("b", 0.1, 0.9, max_new_tokens=16), "answers better"),
         (with_answers("b", 0.1, 0.9, num_rows=30), "answers not comparable (different rows)"),
         (make_facts("b"), "answers not comparable (b has none)"),
     ],
@@ -92,6 +98,23 @@ def test_held_out_loss_is_preferred() -> None:
     one, other = ({**steady(1000), metrics.EVAL_LOSS: [loss]} for loss in (1.0, 2.0))
     (line,) = lines(make_facts("a", one), make_facts("b", other))
     assert line == "b against a: validation loss higher (2.000 against 1.000), speed equal"
+
+
+@pytest.mark.parametrize("metric", [metrics.EVAL_LOSS, metrics.TRAIN_LOSS])
+@pytest.mark.parametrize("is_second", [False, True])
+def test_run_that_diverged_is_not_better(metric: str, is_second: bool) -> None:
+    good, bad = (
+        make_facts(name, {**steady(1000), metric: [2.0] * 37 + [loss] * 3})
+        for name, loss in (("a", 1.0), ("b", math.nan))
+    )
+    (line,) = lines(*((good, bad) if is_second else (bad, good)))
+    title = "validation loss" if metric == metrics.EVAL_LOSS else "training loss"
+    assert f"{title} not comparable (the {title} at the end is not a number)" in line
+
+
+def test_speed_of_zero_is_not_compared() -> None:
+    (line,) = lines(make_facts("a", steady(0)), make_facts("b", steady(1000)))
+    assert "speed not comparable" in line
 
 
 def test_unfinished_run_has_no_final_loss() -> None:

@@ -13,11 +13,17 @@ import pytest
 
 from launcher.analysis.doctor.findings import Finding
 from launcher.analysis.doctor.run_doctor import check_run
-from launcher.analysis.doctor.run_helpers import find_period, select_warm_steps, suggest_longer_interval
+from launcher.analysis.doctor.run_helpers import (
+    find_period,
+    prepare_command,
+    select_warm_steps,
+    suggest_longer_interval,
+    train_command,
+)
 from launcher.analysis.doctor.speed_checks import Speed, check_speed, compare_speed
 from launcher.core import metrics
 from launcher.plan import Plan
-from launcher.request.request import Request, plan_request
+from launcher.request.request import Request, format_request, plan_request
 from launcher.runs.record import Attempt, RunRecord
 from tests.conftest import ROOT
 from tests.unit.analysis.doctor.builders import (
@@ -341,9 +347,7 @@ def test_suggestion_for_running_run_resumes_it() -> None:
     record = make_record(H200, make_steps(H200, change=lambda _step: {metrics.DATA_WAIT_SHARE: 0.31}), status="running")
     facts = replace(make_facts(record), is_trained=True)
     finding = next(one for one in check_run(facts) if one.subject == "data")
-    assert finding.next_step.startswith(
-        "stop it, which saves a checkpoint; then launcher train neo4j --resume made --set "
-    )
+    assert finding.next_step.startswith("stop it, which saves a checkpoint; then launcher train --resume made --set ")
 
 
 def test_steps_of_an_earlier_attempt_are_ignored() -> None:
@@ -474,6 +478,16 @@ def test_validation_loss_that_rises_from_the_start_is_reported() -> None:
     assert "the validation loss was 1.200 at its best and is 1.400 now" in finding.found
 
 
+@pytest.mark.parametrize("losses", [(math.nan,), (1.2, math.nan)])
+def test_validation_loss_that_is_not_a_number_is_a_problem(losses: tuple[float, ...]) -> None:
+    record = make_record(H200, make_steps(H200))
+    (held_out,) = record.evaluations
+    evaluations = [replace(held_out, values={metrics.EVAL_LOSS: loss}) for loss in losses]
+    finding = only(list_issues(check_run(make_facts(replace(record, rows=(*record.steps, *evaluations))))))
+    assert (finding.subject, finding.status) == ("unstable loss", "problem")
+    assert f"the validation loss after step {held_out.step:,} is not a number" in finding.found
+
+
 def test_constant_loss_is_reported() -> None:
     finding = only(judge(lambda step: {metrics.TRAIN_LOSS: 2.0 + 0.001 * (step % 3)}))
     assert (finding.subject, finding.status) == ("loss", "note")
@@ -546,7 +560,7 @@ def test_status_of_running_run() -> None:
     fresh = running(record, is_trained=False)
     assert (fresh.status, fresh.next_step) == ("note", "check again in a minute")
     dead = running(record, is_trained=False, idle_seconds=90.0)
-    assert (dead.status, dead.next_step) == ("problem", "launcher train neo4j --resume made")
+    assert (dead.status, dead.next_step) == ("problem", "launcher train --resume made")
     stuck = running(record, idle_seconds=1800.0)
     assert stuck.status == "problem"
     assert "no step for 30 min, after 120 of 1,000 steps" in stuck.found
@@ -568,7 +582,7 @@ def test_end_of_run_is_reported(status: str, expected: str | None) -> None:
     assert [one.status for one in findings] == ([expected] if expected else [])
     if expected == "problem":
         assert findings[0].found == f"{status} after 120 of 120 steps: the loss is nan hint: lower the rate"
-        assert findings[0].next_step == "launcher train neo4j --resume made"
+        assert findings[0].next_step == "launcher train --resume made"
 
 
 def test_planned_run_is_reported_as_never_started() -> None:
@@ -579,7 +593,20 @@ def test_planned_run_is_reported_as_never_started() -> None:
 
 def test_resume_command_names_another_runs_dir() -> None:
     record = make_record(H200, make_steps(H200), root=Path("some where/r1"), status="stopped")
-    assert only(check_run(make_facts(record))).next_step == "launcher train neo4j --resume r1 --runs-dir 'some where'"
+    assert only(check_run(make_facts(record))).next_step == "launcher train --resume r1 --runs-dir 'some where'"
+
+
+def test_suggested_command_has_all_flags_of_the_run(tmp_path: Path) -> None:
+    record = make_record(H200, make_steps(H200), tmp_path)
+    overrides = ("training.config.rank=4", "training.config.learning_rate=0.001")
+    request = Request(expert="my experts/manifest.json", overrides=overrides, max_steps=9)
+    record.paths.request.write_text(format_request(request))
+    command = train_command(record, "training.config.learning_rate=0.0005")
+    assert command == (
+        "launcher train 'my experts/manifest.json' --set training.config.rank=4 "
+        "--set training.config.learning_rate=0.0005 --max-steps 9"
+    )
+    assert prepare_command(record) == "launcher prepare 'my experts/manifest.json'"
 
 
 def test_too_few_steps_are_not_judged() -> None:

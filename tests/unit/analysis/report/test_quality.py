@@ -111,7 +111,7 @@ def test_rates_without_saved_answers_are_marked() -> None:
     text = quality(RunEvaluations(kept_step=4))
     assert "| `eval/matches` | 0.5 | 4 |" in text
     assert "the judge are unknown" in text
-    assert "```sh\nlauncher eval neo4j --run made " in text
+    assert "```sh\nlauncher eval --run made " in text
 
 
 def test_missing_evaluations_come_with_their_command() -> None:
@@ -120,7 +120,7 @@ def test_missing_evaluations_come_with_their_command() -> None:
     assert "The base model was not evaluated without the adapter." in no_base
     assert "```sh\nlauncher eval neo4j --base\n```" in no_base
     no_full_eval = quality(make_evaluations(full_eval=None))
-    assert "```sh\nlauncher eval neo4j --run made " in no_full_eval
+    assert "```sh\nlauncher eval --run made " in no_full_eval
     broken = quality(make_evaluations(base=None, unreadable=("evaluations/step-000000.json",)))
     assert "`evaluations/step-000000.json` cannot be read" in broken
     outdated = quality(make_evaluations(full_eval=None, is_outdated=True))

@@ -5,6 +5,7 @@ After an intended change: UPDATE_GOLDEN=1 pytest tests/unit/analysis/report.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from dataclasses import replace
@@ -23,7 +24,7 @@ from launcher.plan.task_eval import NO_JUDGE
 from launcher.runs.evaluations import RunEvaluations
 from launcher.runs.record import Status, WandbTrace
 from tests.conftest import ROOT
-from tests.unit.analysis.report.made_run import REQUEST, make_facts, make_outcome, make_plan
+from tests.unit.analysis.report.made_run import REQUEST, make_facts, make_outcome, make_plan, make_rows
 
 GOLDEN = ROOT / "tests/golden/report.md"
 
@@ -68,7 +69,7 @@ def test_unfinished_run_shows_status_error_and_resume_command(
     assert status_line in report.splitlines()[2]
     assert "```text\nit went wrong\n```" in report
     assert next_step in section(report, "Next steps")
-    assert "launcher train neo4j --resume made\n" in section(report, "Next steps")
+    assert "launcher train --resume made\n" in section(report, "Next steps")
     assert "launcher ask" not in report
 
 
@@ -136,10 +137,32 @@ def test_skipped_steps_are_counted_and_listed() -> None:
     assert "13 of 13 steps skipped: step 1, 2, 3, 4, 5, 6, 7, 8, 9, 10 and 3 more" in section(report, "Stability")
 
 
+@pytest.mark.parametrize(
+    ("losses", "cells"),
+    [
+        ((1.6, math.nan), "| validation loss | 1.6000 | not finite | 1.6000 | 1 |  |"),
+        ((math.nan, math.nan), "| validation loss | not finite | not finite | not finite |  |  |"),
+    ],
+)
+def test_validation_losses_that_are_not_finite_are_shown(losses: tuple[float, ...], cells: str) -> None:
+    rows = [StepMetrics(step=at, epoch=at / 4, values={metrics.EVAL_LOSS: loss}) for at, loss in enumerate(losses, 1)]
+    report = render_report(make_facts(outcome=make_outcome(), rows=(*make_rows()[1:3], *rows)))
+    assert cells in section(report, "Learning")
+    assert "No validation loss was measured" not in report
+    broken = ", ".join(str(at) for at, loss in enumerate(losses, 1) if math.isnan(loss))
+    assert f"- non-finite validation losses: step {broken}" in section(report, "Stability")
+
+
 def test_early_stopping_is_reported() -> None:
     report = render_report(make_facts(outcome=make_outcome(ended_because="no better for 3 evaluations")))
     assert "Ended early." in report.splitlines()[2]
     assert "no better for 3 evaluations" in section(report, "Learning")
+
+
+def test_expert_is_named_as_in_the_request() -> None:
+    own = make_facts(outcome=make_outcome(), request=replace(REQUEST, expert="my experts/manifest.json"))
+    evaluations = replace(own.evaluations, base=None)
+    assert "launcher eval 'my experts/manifest.json' --base\n" in render_report(replace(own, evaluations=evaluations))
 
 
 def test_run_outside_the_default_directory_is_named_by_path() -> None:
@@ -219,4 +242,4 @@ def test_commands_of_the_report_can_be_run_for_prompts_of_several_fields_without
     report = render_report(make_facts(plan=plan, outcome=make_outcome(), evaluations=RunEvaluations()))
     assert "launcher ask made --field subject=... --field body=... --field product=..." in report
     assert "There is no judge for these answers: set `evaluation.judge_command`" in section(report, "Quality")
-    assert "launcher eval neo4j" not in report
+    assert "launcher eval --run" not in report

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import time
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from launcher.cli.sweep import _format_command
 from launcher.core.errors import ExitCode, InputError, RunFailedError
 from launcher.core.file_lock import folder_locked
 from launcher.core.metrics import EVAL_LOSS, TOTAL_SECONDS, TRAIN_LOSS, StepMetrics, append_metrics
@@ -261,3 +263,15 @@ def test_a_name_that_is_no_folder_is_refused(tmp_path: Path, train: Training) ->
 def test_wrong_objectives_are_refused(text: str) -> None:
     with pytest.raises(InputError, match="must be eval_loss or eval/<check>"):
         parse_objective(text)
+
+
+@pytest.mark.usefixtures("train")
+def test_command_of_the_best_trial_has_all_flags_of_the_sweep(tmp_path: Path) -> None:
+    sweep = make_sweep(tmp_path, num_trials=1, overrides=("training.config.dropout=0",))
+    sweep = replace(sweep, request=replace(sweep.request, random_weights=True, tokens_per_row=90, hang_seconds=70))
+    (trial,) = go(sweep).trials
+    words = shlex.split(_format_command(sweep, trial))
+    for wanted in (["--set", "training.config.dropout=0"], ["--tokens-per-row", "90"], ["--hang-timeout", "70"]):
+        assert words[words.index(wanted[1]) - 1 :][:2] == wanted
+    assert {"--random-weights", "--no-calibration"} <= {*words}
+    assert all(f"{key}={value}" in words for key, value in trial.values.items())
