@@ -164,7 +164,11 @@ def test_large_errors_are_no_percentages(error: float, text: str) -> None:
             "global batch",
             "--set training.config.batch_size; batch_size",
         ),
-        ({"overrides": ["training.config.save_steps=9"]}, "checkpoints", "--set training.config.save_steps"),
+        (
+            {"overrides": ["training.config.save_total_limit=9"]},
+            "checkpoints",
+            "--set training.config.save_total_limit",
+        ),
         ({"overrides": ["training.config.logging_steps=9"]}, "logging", "--set training.config.logging_steps"),
         ({"overrides": ["training.config.torch_compile=true"]}, "torch.compile", "--set training.config.torch_compile"),
         ({"overrides": ["evaluation.task_rows=5"]}, "task eval", "--set evaluation.task_rows"),

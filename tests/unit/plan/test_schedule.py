@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from launcher.core.choices import SHARDED_STRATEGIES
+from launcher.core.errors import InputError
 from launcher.plan import Plan
 from launcher.plan.estimator_inputs import estimate_plan_memory
 from launcher.plan.oom_fallbacks import apply_next_fallback
@@ -67,8 +68,9 @@ def test_max_steps_shortens_the_run() -> None:
     assert (plan.schedule.num_steps, plan.schedule.max_steps, plan.schedule.warmup_steps) == (10, 10, 1)
 
 
-def test_a_ratio_wins_over_steps_as_it_did() -> None:
-    plan = plan_for(config={"warmup_steps": 500, "warmup_ratio": 0.1, "max_steps": 100})
+def test_a_ratio_wins_over_steps_as_it_did(write_manifest: WriteManifest) -> None:
+    path = write_manifest({"training.config.warmup_steps": 500, "training.config.warmup_ratio": 0.1})
+    plan = plan_for(str(path), max_steps=100)
     assert plan.schedule.warmup_steps == 10
     plan = plan_for(config={"warmup_steps": 7, "warmup_ratio": None})
     assert plan.schedule.warmup_steps == 7
@@ -81,11 +83,58 @@ def test_a_ratio_wins_over_steps_as_it_did() -> None:
         ({"save_strategy": "steps"}, 500, None),
         ({"save_strategy": "epoch"}, None, 1.0),
         ({"save_strategy": "no"}, None, None),
+        ({"save_strategy": None, "save_steps": 250}, 250, None),
+        ({"save_strategy": None, "save_epochs": 0.5}, None, 0.5),
     ],
 )
 def test_saving_as_the_manifest_says(config: dict[str, object], steps: int | None, epochs: float | None) -> None:
     schedule = plan_for(config={**config, "load_best_model_at_end": False}).schedule
     assert (schedule.save_every_steps, schedule.save_every_epochs) == (steps, epochs)
+
+
+def test_constant_schedule_has_no_warmup_as_in_training(write_manifest: WriteManifest) -> None:
+    constant = {"training.config.lr_scheduler": "constant", "training.config.warmup_steps": 9}
+    plan = plan_for(str(write_manifest(constant)))
+    assert (plan.schedule.warmup_steps, plan.schedule.warmup_ratio) == (0, None)
+    said = decision(plan, "learning rate")
+    assert "constant, 0 steps of warm-up" in said
+    assert "constant has no warm-up, constant_with_warmup has one" in said
+    notes = plan_for(str(write_manifest(constant, drop=("training.config.warmup_ratio",))), max_steps=5).notes
+    assert not [note for note in notes if "warm-up" in note]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "reason", "fix"),
+    [
+        (["save_steps=9"], "save_strategy is epoch", ["save_strategy=steps", "evaluation_strategy=steps"]),
+        (["eval_steps=9"], "evaluation_strategy is epoch", ["save_strategy=steps", "evaluation_strategy=steps"]),
+        (["warmup_steps=9"], "warmup_ratio 0.03 takes precedence", ["warmup_ratio=null"]),
+        (
+            ["lr_scheduler=constant", "warmup_ratio=0.1"],
+            "lr_scheduler constant has no warm-up",
+            ["lr_scheduler=constant_with_warmup"],
+        ),
+        (["early_stopping_threshold=0.1"], "early_stopping_patience is absent", ["early_stopping_patience=3"]),
+        (["optim=sgd", "adam_beta1=0.8"], "optim sgd is not AdamW", ["optim=adamw_torch"]),
+        (["precision=bf16", "bf16=false"], "precision bf16 takes precedence", ["precision=null"]),
+    ],
+)
+def test_overrides_without_effect_are_refused(overrides: list[str], reason: str, fix: list[str]) -> None:
+    words = [f"training.config.{each}" for each in overrides]
+    with pytest.raises(InputError) as caught:
+        plan_for(overrides=tuple(words))
+    assert caught.value.title.startswith(f"--set {words[-1].partition('=')[0]} has no effect: {reason}")
+    changes = [f"training.config.{each}" for each in fix]
+    assert all(f"--set {change}" in caught.value.hint for change in changes if "precision" not in change)
+    plan_for(overrides=(*words, *changes))
+
+
+def test_epochs_by_flag_are_refused_if_the_manifest_has_max_steps(write_manifest: WriteManifest) -> None:
+    path = str(write_manifest({"training.config.max_steps": 9}))
+    with pytest.raises(InputError, match="epochs has no effect: max_steps 9 takes precedence"):
+        plan_for(path, overrides=("training.config.epochs=1",))
+    longer = plan_for(path, overrides=("training.config.epochs=1", "training.config.max_steps=0"))
+    assert longer.schedule.max_steps is None
 
 
 def test_a_crash_loses_at_most_half_an_hour(write_manifest: WriteManifest) -> None:
