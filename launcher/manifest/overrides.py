@@ -5,9 +5,10 @@ from __future__ import annotations
 import copy
 import json
 import re
+import shlex
 from collections.abc import Iterable, Iterator
 
-from launcher.core.errors import InputError
+from launcher.core.errors import InputError, Problem
 from launcher.core.frozen_model import flatten
 from launcher.manifest.config import TrainingConfig
 from launcher.manifest.parse_json import Json, is_too_deep, shorten
@@ -36,6 +37,17 @@ def list_overridden_keys(overrides: Iterable[str]) -> frozenset[str]:
     for parts, value in map(_parse, overrides):
         keys.update(flatten(value, ".".join(_convert_to_schema_2(parts))))
     return frozenset(keys)
+
+
+def suggest_list(overrides: Iterable[str], problems: Iterable[Problem]) -> str:
+    """Return how to write the first override that is a text but must be a list; empty if there is none."""
+    wrong = {problem.where for problem in problems if " a list" in problem.what}
+    for parts, value in map(_parse, overrides):
+        key = ".".join(parts)
+        if isinstance(value, str) and key in wrong:
+            words = [word for word in re.split(r"[\s,\[\]\"']+", value) if word and word != "none"]
+            return f"write the list as JSON: --set {shlex.quote(f'{key}={json.dumps(words, ensure_ascii=False)}')}"
+    return ""
 
 
 def check_effects(config: TrainingConfig, overridden_keys: frozenset[str]) -> None:

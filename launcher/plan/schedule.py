@@ -81,6 +81,7 @@ def decide_schedule(context: PlanContext, seconds_per_step: float | None) -> tup
         _explain_rate(context, plan),
         save_decision,
         eval_decision,
+        *_explain_best(config, plan),
         _explain_logging(config),
     ]
 
@@ -193,7 +194,9 @@ def _warmup_steps(config: TrainingConfig, length: RunLength) -> int | None:
 def _explain_rate(context: PlanContext, plan: SchedulePlan) -> Decision:
     config, overridden = context.config, context.options.overridden_keys
     warmup = format_warmup(plan.warmup_ratio, plan.warmup_steps)
-    value = f"{config.learning_rate:g}, {plan.lr_scheduler}, {warmup}, seed {plan.seed}"
+    kwargs = ", ".join(f"{name} {value:g}" for name, value in plan.scheduler_kwargs.items())
+    schedule = plan.lr_scheduler + (f" ({kwargs})" if kwargs else "")
+    value = f"{config.learning_rate:g}, {schedule}, {warmup}, seed {plan.seed}"
     reason, decide = "training.config", manifest_decision
     is_full_default = config.adapter_type == "full" and config.learning_rate == FULL_LEARNING_RATE
     if is_full_default and ADAPTER_KEY in overridden and "training.config.learning_rate" not in overridden:
@@ -203,6 +206,26 @@ def _explain_rate(context: PlanContext, plan: SchedulePlan) -> Decision:
     elif config.warmup_ratio is not None and config.warmup_steps:
         reason += f"; warmup_ratio {config.warmup_ratio:g} wins over warmup_steps {config.warmup_steps}"
     return decide("learning rate", value, reason)
+
+
+_BEST_KEYS = ("load_best_model_at_end", "metric_for_best_model", "early_stopping_patience", "early_stopping_threshold")
+
+
+def _explain_best(config: TrainingConfig, plan: SchedulePlan) -> list[Decision]:
+    """Return the decision about which checkpoint is the result, and when to stop early; none without evaluations."""
+    if config.evaluation_strategy == "no":
+        return []
+    metric = plan.metric_for_best_model
+    best = "the lowest validation loss" if metric == EVAL_LOSS else f"the highest {metric}"
+    value = f"that with {best}" if plan.load_best_model_at_end else "the last one"
+    if plan.early_stopping_patience is not None:
+        count = plan.early_stopping_patience
+        by = f" by more than {plan.early_stopping_threshold:g}" if plan.early_stopping_threshold else ""
+        value += f"; stops after {count} evaluation{'s' * (count != 1)} without improvement{by}"
+    keys = [key for key in _BEST_KEYS if key in config.model_fields_set]
+    if not keys:
+        return [plan_decision("exported checkpoint", value, "default of the manifest format")]
+    return [manifest_decision("exported checkpoint", value, f"{keys[0]} in the manifest")]
 
 
 def _explain_logging(config: TrainingConfig) -> Decision:
@@ -216,8 +239,8 @@ def _explain_length(context: PlanContext, length: RunLength) -> Decision:
     config = context.config
     if length.num_steps is None:
         return plan_decision("training length", f"{config.num_train_epochs:g} epochs", context.rows.basis)
+    steps = f"{length.num_steps:,} step{'s' * (length.num_steps != 1)}"
     if config.max_steps:
-        steps = f"{length.num_steps:,} step{'s' * (length.num_steps != 1)}"
         return manifest_decision("training length", steps, "max_steps")
-    value = f"{length.num_steps:,} steps ({config.num_train_epochs:g} epochs of {length.steps_per_epoch:,})"
+    value = f"{steps} ({config.num_train_epochs:g} epochs of {length.steps_per_epoch:,})"
     return plan_decision("training length", value, context.rows.basis)

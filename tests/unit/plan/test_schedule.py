@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from launcher.core.choices import SHARDED_STRATEGIES
-from launcher.core.errors import InputError
 from launcher.plan import Plan
 from launcher.plan.estimator_inputs import estimate_plan_memory
 from launcher.plan.oom_fallbacks import apply_next_fallback
@@ -101,40 +100,6 @@ def test_constant_schedule_has_no_warmup_as_in_training(write_manifest: WriteMan
     assert "constant has no warm-up, constant_with_warmup has one" in said
     notes = plan_for(str(write_manifest(constant, drop=("training.config.warmup_ratio",))), max_steps=5).notes
     assert not [note for note in notes if "warm-up" in note]
-
-
-@pytest.mark.parametrize(
-    ("overrides", "reason", "fix"),
-    [
-        (["save_steps=9"], "save_strategy is epoch", ["save_strategy=steps", "evaluation_strategy=steps"]),
-        (["eval_steps=9"], "evaluation_strategy is epoch", ["save_strategy=steps", "evaluation_strategy=steps"]),
-        (["warmup_steps=9"], "warmup_ratio 0.03 takes precedence", ["warmup_ratio=null"]),
-        (
-            ["lr_scheduler=constant", "warmup_ratio=0.1"],
-            "lr_scheduler constant has no warm-up",
-            ["lr_scheduler=constant_with_warmup"],
-        ),
-        (["early_stopping_threshold=0.1"], "early_stopping_patience is absent", ["early_stopping_patience=3"]),
-        (["optim=sgd", "adam_beta1=0.8"], "optim sgd is not AdamW", ["optim=adamw_torch"]),
-        (["precision=bf16", "bf16=false"], "precision bf16 takes precedence", ["precision=null"]),
-    ],
-)
-def test_overrides_without_effect_are_refused(overrides: list[str], reason: str, fix: list[str]) -> None:
-    words = [f"training.config.{each}" for each in overrides]
-    with pytest.raises(InputError) as caught:
-        plan_for(overrides=tuple(words))
-    assert caught.value.title.startswith(f"--set {words[-1].partition('=')[0]} has no effect: {reason}")
-    changes = [f"training.config.{each}" for each in fix]
-    assert all(f"--set {change}" in caught.value.hint for change in changes if "precision" not in change)
-    plan_for(overrides=(*words, *changes))
-
-
-def test_epochs_by_flag_are_refused_if_the_manifest_has_max_steps(write_manifest: WriteManifest) -> None:
-    path = str(write_manifest({"training.config.max_steps": 9}))
-    with pytest.raises(InputError, match="epochs has no effect: max_steps 9 takes precedence"):
-        plan_for(path, overrides=("training.config.epochs=1",))
-    longer = plan_for(path, overrides=("training.config.epochs=1", "training.config.max_steps=0"))
-    assert longer.schedule.max_steps is None
 
 
 def test_a_crash_loses_at_most_half_an_hour(write_manifest: WriteManifest) -> None:
