@@ -406,6 +406,7 @@ def test_missing_sbatch_is_refused_before_data_is_prepared(
         (("--on", "skypilot", "--partition", "p"), "--partition: applies only to --on slurm"),
         (("--on", "kubernetes", "--on-demand"), "--on-demand: applies only to --on skypilot or dstack"),
         (("--on", "dstack", "--workload", "job"), "--workload: applies only to --on kubernetes"),
+        (("--on", "slurm", "--max-restarts", "2"), "--max-restarts: has no effect: slurm has its own rules"),
         (("--on", "dstack"), "--image: missing: the image that the nodes run"),
         (("--on", "kubernetes", "--image", "a:1"), "--volume: missing: the name of a persistent volume claim, which"),
         (("--on", "kubernetes", "--image", "a:1", "--volume", "s3://a"), "--volume: 's3://a' is not the name of a"),
