@@ -69,6 +69,15 @@ def make_notes(context: PlanContext, inputs: SearchInputs, layout: Layout, fewer
         )
     if context.config.adapter_type in ("lora", "dora") and rate >= _HIGH_RATE and context.config.optim != "sgd":
         yield f"learning_rate {rate:g} is very high and likely to diverge; 1e-4 to 2e-4 are usual for LoRA"
+    evaluated = context.config.eval_batch_size or 0
+    if evaluated > layout.micro_batch_size and context.config.evaluation_strategy != "no":
+        yield (
+            f"eval_batch_size {evaluated:,} exceeds the micro-batch of {layout.micro_batch_size}: the predicted memory "
+            "does not include such evaluations"
+        )
+    profiled, steps = context.options.profile_steps, estimate_run_length(context).num_steps
+    if profiled is not None and steps is not None and profiled.first_step > steps:
+        yield f"nothing will be traced: --profile-steps starts at step {profiled.first_step:,} of {steps:,}"
     if ranks > batch:
         processes = "GPUs" if context.gpu is not None else "ranks"
         yield f"{ranks - batch} of {ranks} {processes} are idle: a step has only {batch} sequence{'s'[: batch != 1]}"
