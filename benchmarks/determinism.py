@@ -71,6 +71,8 @@ def hash_adapter(paths: RunPaths) -> str:
 def compare(words: list[str], attention: str, num_steps: int) -> dict[str, object]:
     words = [*words, "--max-steps", str(num_steps), "--set", f"training.config.attention={attention}"]
     words += ["--set", f"training.config.save_steps={max(1, num_steps // 4)}", "--set", "evaluation.task_rows=0"]
+    for name in ("save_strategy", "evaluation_strategy"):
+        words += ["--set", f"training.config.{name}=steps"]
     with tempfile.TemporaryDirectory() as folder:
         runs = Path(folder)
         first, second = (train_uninterrupted(words, runs, name) for name in ("first", "second"))

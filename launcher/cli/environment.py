@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
 
-from launcher.core.errors import InputError, Problem
+from launcher.core.errors import InputError, LauncherError, Problem
 
 _PREFIX = "LAUNCHER_"
 # Flags that users repeat. Flags that choose what is trained and where stay on the command line, where they are
@@ -68,6 +68,15 @@ def apply_environment(parser: argparse.ArgumentParser, words: Sequence[str], env
             problems.append(Problem(where=name_variable(flag), what=str(error)))
     if problems:
         raise InputError("invalid value in an environment variable", tuple(problems))
+
+
+def name_cause(error: LauncherError, words: Sequence[str], environ: Mapping[str, str]) -> None:
+    """Add to the hint of an error about a flag that a variable has set it, if it is not on the command line."""
+    for flag in FLAGS:
+        variable, is_typed = name_variable(flag), any(word.partition("=")[0] == flag for word in words)
+        is_named = error.title.startswith(f"{flag} ") or any(problem.where == flag for problem in error.problems)
+        if environ.get(variable) and is_named and not is_typed:
+            error.hint += f"{'; ' * bool(error.hint)}{flag} is set by the environment variable {variable}"
 
 
 def find_misspelt(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:

@@ -15,7 +15,7 @@ from typing import Any, NoReturn, Protocol
 
 from launcher import __version__
 from launcher.cli.broken_pipe import close_output, tolerate_broken_pipes
-from launcher.cli.environment import apply_environment, find_actions, find_misspelt
+from launcher.cli.environment import apply_environment, find_actions, find_misspelt, name_cause
 from launcher.core.errors import ExitCode, InputError, LauncherError
 from launcher.core.installation import explain_missing_module, find_page
 from launcher.core.log import configure, get_logger
@@ -218,6 +218,7 @@ def _run(argv: Sequence[str] | None) -> int:
     try:
         return int(_load(arguments.verb).run(arguments))
     except LauncherError as error:
+        name_cause(error, words, os.environ)
         return _report(error, [arguments.verb], is_json=getattr(arguments, "json", False))
     except ModuleNotFoundError as missing:
         what = f"launcher {arguments.verb}"

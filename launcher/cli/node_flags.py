@@ -89,6 +89,9 @@ def make_job_options(arguments: argparse.Namespace) -> JobOptions | None:
         for flag, value in typed.items()
         if value is not None and target not in _JOB_FLAGS[flag]
     ]
+    if arguments.max_restarts and not os.environ.get(name_variable("--max-restarts")):
+        what = f"has no effect: {target} has its own rules for repeating a job (docs/LAUNCH_TARGETS.md)"
+        problems.append(Problem(where="--max-restarts", what=what))
     if target != "slurm":
         problems += _find_container_problems(arguments, target)
     if problems:

@@ -99,7 +99,7 @@ def _describe_disk(plan: Plan) -> str:
     if data.num_rows is None:
         prepared = "prepared data of 5 bytes per token"
     else:
-        size = estimate_prepared_bytes(data.num_rows, data.mean_tokens)
+        size = estimate_prepared_bytes(data.num_rows, min(data.mean_tokens, plan.batch.sequence_length))
         prepared = f"{'under 1 MiB' if size < MIB else f'about {format_gib(size)}'} of prepared data"
     if schedule.save_every_steps is None and schedule.save_every_epochs is None:
         return prepared

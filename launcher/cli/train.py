@@ -158,6 +158,11 @@ def _complete(job: JobOptions, planned: PlannedRun, arguments: argparse.Namespac
         )
     if job.target == "slurm":
         return job
+    speed = planned.plan.speed
+    if job.target in ("skypilot", "dstack") and speed.currency not in ("", "USD"):
+        log.warning(
+            f"the job has no price limit: {job.target} has prices in dollars, and the price is in {speed.currency}"
+        )
     manifest = planned.loaded.path
     is_installed = manifest.is_absolute() and not Path(planned.request.expert).is_absolute()  # the image has it, too
     return replace(

@@ -107,7 +107,7 @@ other embeddings stay frozen unless modules_to_save or adapter_type full trains 
     lr_scheduler_kwargs: SchedulerOptions = SchedulerOptions()
     """Options of the schedule."""
     warmup_steps: Steps = 0
-    """Steps of linear warm-up from 0."""
+    """Steps of linear warm-up from 0. The schedule constant has none; constant_with_warmup has."""
     warmup_ratio: Ratio | None = None
     """Warm-up as a fraction of all steps; takes precedence over warmup_steps."""
     weight_decay: Annotated[float, Field(ge=0, le=1e3)] = 0.0
@@ -194,15 +194,15 @@ least 20 % faster."""
     evaluation_strategy: Cadence | None = None
     """When to evaluate validation loss and task metrics. Default: every epoch."""
     eval_steps: PositiveSteps | None = None
-    """With evaluation_strategy steps: evaluate every N steps (default 500)."""
+    """With evaluation_strategy steps, or without a strategy: evaluate every N steps (default 500)."""
     eval_epochs: Annotated[float, Field(gt=0, le=1e6)] | None = None
-    """With evaluation_strategy epoch: evaluate every N epochs; may be a fraction."""
+    """With evaluation_strategy epoch, or without a strategy: evaluate every N epochs; may be a fraction."""
     save_strategy: Cadence | None = None
     """When to save a checkpoint. Default: every epoch, and at least every half hour."""
     save_steps: PositiveSteps | None = None
-    """With save_strategy steps: save every N steps (default 500)."""
+    """With save_strategy steps, or without a strategy: save every N steps (default 500)."""
     save_epochs: Annotated[float, Field(gt=0, le=1e6)] | None = None
-    """With save_strategy epoch: save every N epochs; may be a fraction."""
+    """With save_strategy epoch, or without a strategy: save every N epochs; may be a fraction."""
     save_total_limit: PositiveSteps | None = 3
     """Number of checkpoints to keep, including the best one if it is to be loaded. null: keep all."""
     load_best_model_at_end: bool | None = None

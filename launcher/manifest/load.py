@@ -12,7 +12,7 @@ from launcher.core.errors import ManifestError, Problem
 from launcher.manifest.adapter_override import ADAPTER_KEY, adapt_to_adapter, get_config, note_scale
 from launcher.manifest.cache_dir import CACHE_KEY, find_cache_problem
 from launcher.manifest.model import Manifest
-from launcher.manifest.overrides import apply_overrides, list_overridden_keys, remove_nulls
+from launcher.manifest.overrides import apply_overrides, list_overridden_keys, remove_nulls, suggest_list
 from launcher.manifest.parse_json import Json, read_json_object, walk_keys
 from launcher.manifest.problems import MAX_REPORTED, find_problems
 from launcher.manifest.upgrade import V1_ONLY_KEYS, is_schema_1, path_in_schema_1, upgrade
@@ -62,7 +62,7 @@ def load_manifest(path: Path, overrides: Sequence[str] = ()) -> LoadedManifest:
         raise ManifestError(
             f"{what}: {count} problem{'' if count == 1 else 's'}",
             tuple(problems),
-            hint="`launcher schema` prints the JSON Schema of a manifest",
+            hint=suggest_list(overrides, by_flags) or "`launcher schema` prints the JSON Schema of a manifest",
         )
     return LoadedManifest(
         manifest=manifest,

@@ -5,16 +5,19 @@ from __future__ import annotations
 import copy
 import json
 import re
-from collections.abc import Iterable
+import shlex
+from collections.abc import Iterable, Iterator
 
-from launcher.core.errors import InputError
+from launcher.core.errors import InputError, Problem
 from launcher.core.frozen_model import flatten
+from launcher.manifest.config import TrainingConfig
 from launcher.manifest.parse_json import Json, is_too_deep, shorten
 from launcher.manifest.upgrade import is_schema_1
 
 _PATH = re.compile(r"[^.\[\]]+(\.[^.\[\]]+|\[[0-9]{1,9}\])*")
 _PART = re.compile(r"[^.\[\]]+")
 _HINT = "--set training.config.learning_rate=1e-4"
+_CONFIG = "training.config."
 
 
 def apply_overrides(tree: dict[str, Json], overrides: Iterable[str]) -> dict[str, Json]:
@@ -34,6 +37,63 @@ def list_overridden_keys(overrides: Iterable[str]) -> frozenset[str]:
     for parts, value in map(_parse, overrides):
         keys.update(flatten(value, ".".join(_convert_to_schema_2(parts))))
     return frozenset(keys)
+
+
+def suggest_list(overrides: Iterable[str], problems: Iterable[Problem]) -> str:
+    """Return how to write the first override that is a text but must be a list; empty if there is none."""
+    wrong = {problem.where for problem in problems if " a list" in problem.what}
+    for parts, value in map(_parse, overrides):
+        key = ".".join(parts)
+        if isinstance(value, str) and key in wrong:
+            words = [word for word in re.split(r"[\s,\[\]\"']+", value) if word and word != "none"]
+            return f"write the list as JSON: --set {shlex.quote(f'{key}={json.dumps(words, ensure_ascii=False)}')}"
+    return ""
+
+
+def check_effects(config: TrainingConfig, overridden_keys: frozenset[str]) -> None:
+    """Raise InputError if another key makes an override of training.config ineffective; in a manifest it may be."""
+    for name, reason, hint in _list_shadowed(config, overridden_keys):
+        if f"{_CONFIG}{name}" in overridden_keys and getattr(config, name) is not None:
+            raise InputError(f"--set {_CONFIG}{name} has no effect: {reason}", hint=hint)
+
+
+def _list_shadowed(config: TrainingConfig, overridden_keys: frozenset[str]) -> Iterator[tuple[str, str, str]]:
+    """Yield keys that have no effect in this config, with the reason and what to set instead."""
+    for what, name in (("save", "save_strategy"), ("eval", "evaluation_strategy")):
+        strategy = getattr(config, name)
+        if strategy in ("epoch", "no"):
+            yield f"{what}_steps", f"{name} is {strategy}", _make_cadence_hint(config, name)
+    if config.lr_scheduler == "constant":
+        hint = f"--set {_CONFIG}lr_scheduler=constant_with_warmup"
+        for name in ("warmup_steps", "warmup_ratio"):
+            if getattr(config, name):
+                yield name, "lr_scheduler constant has no warm-up", hint
+    elif config.warmup_ratio is not None:
+        reason = f"warmup_ratio {config.warmup_ratio:g} takes precedence"
+        yield "warmup_steps", reason, f"--set {_CONFIG}warmup_ratio=null"
+    if config.max_steps and f"{_CONFIG}max_steps" not in overridden_keys:
+        for name in ("epochs", "num_epochs"):
+            yield name, f"max_steps {config.max_steps} takes precedence", f"--set {_CONFIG}max_steps=0"
+    if config.precision is not None:
+        for name in ("bf16", "fp16"):
+            yield (
+                name,
+                f"precision {config.precision} takes precedence",
+                "leave it out, or change the precision with --precision",
+            )
+    if config.early_stopping_patience is None:
+        hint = f"--set {_CONFIG}early_stopping_patience=3"
+        yield "early_stopping_threshold", "early_stopping_patience is absent", hint
+    if config.optim == "sgd":
+        for name in ("adam_beta1", "adam_beta2", "adam_epsilon"):
+            yield name, "optim sgd is not AdamW", f"--set {_CONFIG}optim=adamw_torch"
+
+
+def _make_cadence_hint(config: TrainingConfig, name: str) -> str:
+    """Return how to save or evaluate every N steps; to load the best checkpoint, both strategies must be equal."""
+    names = ("save_strategy", "evaluation_strategy") if config.load_best_model_at_end else (name,)
+    needed = [each for each in names if getattr(config, each) not in (None, "steps")]
+    return "add " + " ".join(f"--set {_CONFIG}{each}=steps" for each in needed)
 
 
 def remove_nulls(tree: dict[str, Json], overrides: Iterable[str]) -> dict[str, Json]:

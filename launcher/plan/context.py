@@ -109,10 +109,18 @@ SMOKE_PREFIX = "smoke profile: "  # of reasons for replaced values
 # Keys that decide a setting, where its reason does not name them.
 _SILENT_KEYS = {
     "global batch": ("max_seq_length", "packing"),
-    "learning rate": ("learning_rate", "warmup_steps", "warmup_ratio", "lr_scheduler", "lr_scheduler_type", "seed"),
+    "learning rate": (
+        *("learning_rate", "warmup_steps", "warmup_ratio", "seed"),
+        *("lr_scheduler", "num_cycles", "power", "lr_end"),
+    ),
     "adapter": ("adapter_type", "rank", "alpha", "target_modules", "use_rslora", "dropout", "lora_dropout"),
     "checkpoints": ("save_steps", "save_epochs", "save_total_limit"),
+    "weight decay": ("weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon"),
     "evaluation": ("eval_steps", "eval_epochs"),
+    "exported checkpoint": (
+        *("load_best_model_at_end", "metric_for_best_model"),
+        *("early_stopping_patience", "early_stopping_threshold"),
+    ),
 }
 
 

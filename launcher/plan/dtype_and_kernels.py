@@ -15,6 +15,7 @@ from launcher.core.choices import (
 )
 from launcher.core.errors import InputError
 from launcher.core.units import format_gib
+from launcher.manifest.config import TrainingConfig
 from launcher.plan.adapter import decide_adapter, decide_quantization
 from launcher.plan.attention import decide_attention
 from launcher.plan.context import PlanContext, hardware_decision, manifest_decision, plan_decision
@@ -216,8 +217,21 @@ def decide_optimizer(context: PlanContext) -> tuple[OptimizerPlan, list[Decision
     return plan, [
         decision,
         *([manifest_decision("LoRA+", loraplus, "loraplus_lr_ratio in the manifest")] if ratio else []),
+        _explain_weight_decay(config, plan),
         decide("gradient clipping", f"norm {clipping:g}" if clipping else "off", reason),
     ]
+
+
+def _explain_weight_decay(config: TrainingConfig, plan: OptimizerPlan) -> Decision:
+    """Return the decision about the weight decay and, if the manifest sets them, the constants of AdamW."""
+    constants = [key for key in ("adam_beta1", "adam_beta2", "adam_epsilon") if key in config.model_fields_set]
+    value = f"{plan.weight_decay:g}"
+    if constants and plan.name != "sgd":
+        value += f"; β {plan.betas[0]:g} and {plan.betas[1]:g}, ε {plan.epsilon:g}"
+    keys = [*(["weight_decay"] if "weight_decay" in config.model_fields_set else []), *constants]
+    if not keys:
+        return plan_decision("weight decay", value, "default of the manifest format")
+    return manifest_decision("weight decay", value, f"{keys[0]} in the manifest")
 
 
 def _decide_optimizer_name(context: PlanContext) -> tuple[OptimizerName, Decision]:

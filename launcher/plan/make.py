@@ -12,6 +12,7 @@ from launcher.core.units import format_gib
 from launcher.hardware.model import Hardware
 from launcher.manifest.load import manifest_sha256
 from launcher.manifest.model import Manifest
+from launcher.manifest.overrides import check_effects
 from launcher.plan.batch import decide_dataloader, explain_batch, make_batch_plan
 from launcher.plan.calibration import (
     compute_memory_correction,
@@ -143,10 +144,11 @@ def _make_context(
         rows=rows,
         options=options,
     )
-    if not context.is_smoke:
-        return context
-    config, replaced = make_smoke_sizes(context.config, options.overridden_keys, rows.byte_tokens)
-    return replace(context, config=config, replaced=replaced)
+    if context.is_smoke:
+        config, replaced = make_smoke_sizes(context.config, options.overridden_keys, rows.byte_tokens)
+        context = replace(context, config=config, replaced=replaced)
+    check_effects(context.config, options.overridden_keys)
+    return context
 
 
 def _assemble(context: PlanContext, choice: _Choice, layout: Layout) -> Plan:

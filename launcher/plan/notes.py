@@ -69,6 +69,15 @@ def make_notes(context: PlanContext, inputs: SearchInputs, layout: Layout, fewer
         )
     if context.config.adapter_type in ("lora", "dora") and rate >= _HIGH_RATE and context.config.optim != "sgd":
         yield f"learning_rate {rate:g} is very high and likely to diverge; 1e-4 to 2e-4 are usual for LoRA"
+    evaluated = context.config.eval_batch_size or 0
+    if evaluated > layout.micro_batch_size and context.config.evaluation_strategy != "no":
+        yield (
+            f"eval_batch_size {evaluated:,} exceeds the micro-batch of {layout.micro_batch_size}: the predicted memory "
+            "does not include such evaluations"
+        )
+    profiled, steps = context.options.profile_steps, estimate_run_length(context).num_steps
+    if profiled is not None and steps is not None and profiled.first_step > steps:
+        yield f"nothing will be traced: --profile-steps starts at step {profiled.first_step:,} of {steps:,}"
     if ranks > batch:
         processes = "GPUs" if context.gpu is not None else "ranks"
         yield f"{ranks - batch} of {ranks} {processes} are idle: a step has only {batch} sequence{'s'[: batch != 1]}"
@@ -141,7 +150,9 @@ def _describe_long_warmup(context: PlanContext) -> Iterator[str]:
     config, steps = context.config, estimate_run_length(context).num_steps
     if context.is_smoke and "training.config.warmup_steps" not in context.options.overridden_keys:
         return  # a trial of few steps with the profile's own warm-up
-    if config.warmup_ratio is None and steps is not None and config.warmup_steps >= steps > 1:
+    if config.lr_scheduler == "constant" or config.warmup_ratio is not None or steps is None:
+        return
+    if config.warmup_steps >= steps > 1:
         peak = config.learning_rate * (steps - 1) / config.warmup_steps
         yield (
             f"all {steps:,} steps of this run are warm-up (warmup_steps is {config.warmup_steps:,}): the learning rate "
@@ -191,9 +202,11 @@ def describe_slow_settings(context: PlanContext, planned: SpeedPlan, estimate_sp
         verb = "slows" if len(slow) == 1 else "slow"
         by_flags = all(f"training.config.{name}" in context.options.overridden_keys for name in slow)
         origin = "" if slow == [_STRATEGY_FLAG] else " set by --set" if by_flags else " in the manifest"
+        # The plan may choose BF16 weights and 8-bit moments for full fine-tuning in one process.
+        result = "" if context.config.adapter_type == "full" and context.num_ranks == 1 else ", with the same result"
         yield (
             f"{' and '.join(slow)}{origin} {verb} training down: {_describe_changes(slow)} "
-            f"it reaches about {format_count(best)} tokens/s, {best / speed:.1f} times as fast, with the same result"
+            f"it reaches about {format_count(best)} tokens/s, {best / speed:.1f} times as fast{result}"
         )
 
 

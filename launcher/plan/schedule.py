@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import ceil
+from typing import Literal
 
 from launcher.core.errors import InputError
 from launcher.core.metrics import EVAL_LOSS, EVAL_PREFIX
@@ -62,7 +63,7 @@ def decide_schedule(context: PlanContext, seconds_per_step: float | None) -> tup
         max_steps=config.max_steps or None,
         num_steps=length.num_steps,
         warmup_steps=_warmup_steps(config, length),
-        warmup_ratio=config.warmup_ratio,
+        warmup_ratio=config.warmup_ratio if _has_warmup(config) else None,
         save_every_steps=saving.steps,
         save_every_epochs=saving.epochs,
         save_total_limit=config.save_total_limit,
@@ -80,6 +81,7 @@ def decide_schedule(context: PlanContext, seconds_per_step: float | None) -> tup
         _explain_rate(context, plan),
         save_decision,
         eval_decision,
+        *_explain_best(config, plan),
         _explain_logging(config),
     ]
 
@@ -99,14 +101,27 @@ def _every(cadence: Cadence, steps: int | None, epochs: float | None) -> _Every:
     return _Every(steps=steps or _DEFAULT_STEPS) if cadence == "steps" else _Every(epochs=epochs or 1.0)
 
 
+def _read_cadence(strategy: Cadence | None, steps: int | None, epochs: float | None) -> _Every | None:
+    """Return how often the manifest saves or evaluates, if it says so; a number without a strategy implies it."""
+    if strategy is None and steps is None and epochs is None:
+        return None
+    return _every(strategy or ("steps" if epochs is None else "epoch"), steps, epochs)
+
+
+def _name_cadence_key(what: Literal["save", "eval"], strategy: Cadence | None, epochs: float | None) -> str:
+    prefix = "evaluation" if what == "eval" else what
+    key = f"{prefix}_strategy" if strategy else f"{what}_steps" if epochs is None else f"{what}_epochs"
+    return f"{key} in the manifest"
+
+
 def _decide_saving(
     config: TrainingConfig, length: RunLength, seconds_per_step: float | None
 ) -> tuple[_Every, Decision]:
     keep = "keep all" if config.save_total_limit is None else f"keep the last {config.save_total_limit}"
-    if config.save_strategy is not None or config.save_epochs is not None:
-        every = _every(config.save_strategy or "epoch", config.save_steps, config.save_epochs)
-        value = f"{_format_every(every)}; {keep}"
-        return every, manifest_decision("checkpoints", value, "save_strategy in the manifest")
+    requested = _read_cadence(config.save_strategy, config.save_steps, config.save_epochs)
+    if requested is not None:
+        every, reason = requested, _name_cadence_key("save", config.save_strategy, config.save_epochs)
+        return every, manifest_decision("checkpoints", f"{_format_every(every)}; {keep}", reason)
     if length.steps_per_epoch and seconds_per_step:
         epoch_seconds = length.steps_per_epoch * seconds_per_step
         if epoch_seconds > _MAX_LOST_SECONDS:
@@ -117,9 +132,10 @@ def _decide_saving(
 
 
 def _decide_evaluation(config: TrainingConfig) -> tuple[_Every, Decision]:
-    if config.evaluation_strategy is not None or config.eval_epochs is not None:
-        every = _every(config.evaluation_strategy or "epoch", config.eval_steps, config.eval_epochs)
-        return every, manifest_decision("evaluation", _format_every(every), "evaluation_strategy in the manifest")
+    every = _read_cadence(config.evaluation_strategy, config.eval_steps, config.eval_epochs)
+    if every is not None:
+        reason = _name_cadence_key("eval", config.evaluation_strategy, config.eval_epochs)
+        return every, manifest_decision("evaluation", _format_every(every), reason)
     return _Every(epochs=1.0), plan_decision("evaluation", "every epoch", "default of the manifest format")
 
 
@@ -161,8 +177,15 @@ def _name_best_metric(context: PlanContext) -> str:
     return EVAL_LOSS if check is None or context.options.random_weights else f"{EVAL_PREFIX}{check}"
 
 
+def _has_warmup(config: TrainingConfig) -> bool:
+    """Return whether the schedule warms up: the constant one of transformers ignores the number of steps."""
+    return config.lr_scheduler != "constant"
+
+
 def _warmup_steps(config: TrainingConfig, length: RunLength) -> int | None:
     """Return the warm-up steps; warmup_ratio takes precedence: published manifests with it also set warmup_steps 0."""
+    if not _has_warmup(config):
+        return 0
     if config.warmup_ratio is None:
         return config.warmup_steps
     return None if length.num_steps is None else ceil(config.warmup_ratio * length.num_steps)
@@ -171,14 +194,38 @@ def _warmup_steps(config: TrainingConfig, length: RunLength) -> int | None:
 def _explain_rate(context: PlanContext, plan: SchedulePlan) -> Decision:
     config, overridden = context.config, context.options.overridden_keys
     warmup = format_warmup(plan.warmup_ratio, plan.warmup_steps)
-    value = f"{config.learning_rate:g}, {plan.lr_scheduler}, {warmup}, seed {plan.seed}"
+    kwargs = ", ".join(f"{name} {value:g}" for name, value in plan.scheduler_kwargs.items())
+    schedule = plan.lr_scheduler + (f" ({kwargs})" if kwargs else "")
+    value = f"{config.learning_rate:g}, {schedule}, {warmup}, seed {plan.seed}"
     reason, decide = "training.config", manifest_decision
     is_full_default = config.adapter_type == "full" and config.learning_rate == FULL_LEARNING_RATE
     if is_full_default and ADAPTER_KEY in overridden and "training.config.learning_rate" not in overridden:
         reason, decide = "default of full fine-tuning: about a tenth of a LoRA learning rate", plan_decision
-    if config.warmup_ratio is not None and config.warmup_steps:
+    if not _has_warmup(config) and (config.warmup_ratio or config.warmup_steps):
+        reason += "; lr_scheduler constant has no warm-up, constant_with_warmup has one"
+    elif config.warmup_ratio is not None and config.warmup_steps:
         reason += f"; warmup_ratio {config.warmup_ratio:g} wins over warmup_steps {config.warmup_steps}"
     return decide("learning rate", value, reason)
+
+
+_BEST_KEYS = ("load_best_model_at_end", "metric_for_best_model", "early_stopping_patience", "early_stopping_threshold")
+
+
+def _explain_best(config: TrainingConfig, plan: SchedulePlan) -> list[Decision]:
+    """Return the decision about which checkpoint is the result, and when to stop early; none without evaluations."""
+    if config.evaluation_strategy == "no":
+        return []
+    metric = plan.metric_for_best_model
+    best = "the lowest validation loss" if metric == EVAL_LOSS else f"the highest {metric}"
+    value = f"that with {best}" if plan.load_best_model_at_end else "the last one"
+    if plan.early_stopping_patience is not None:
+        count = plan.early_stopping_patience
+        by = f" by more than {plan.early_stopping_threshold:g}" if plan.early_stopping_threshold else ""
+        value += f"; stops after {count} evaluation{'s' * (count != 1)} without improvement{by}"
+    keys = [key for key in _BEST_KEYS if key in config.model_fields_set]
+    if not keys:
+        return [plan_decision("exported checkpoint", value, "default of the manifest format")]
+    return [manifest_decision("exported checkpoint", value, f"{keys[0]} in the manifest")]
 
 
 def _explain_logging(config: TrainingConfig) -> Decision:
@@ -192,8 +239,8 @@ def _explain_length(context: PlanContext, length: RunLength) -> Decision:
     config = context.config
     if length.num_steps is None:
         return plan_decision("training length", f"{config.num_train_epochs:g} epochs", context.rows.basis)
+    steps = f"{length.num_steps:,} step{'s' * (length.num_steps != 1)}"
     if config.max_steps:
-        steps = f"{length.num_steps:,} step{'s' * (length.num_steps != 1)}"
         return manifest_decision("training length", steps, "max_steps")
-    value = f"{length.num_steps:,} steps ({config.num_train_epochs:g} epochs of {length.steps_per_epoch:,})"
+    value = f"{steps} ({config.num_train_epochs:g} epochs of {length.steps_per_epoch:,})"
     return plan_decision("training length", value, context.rows.basis)

@@ -154,10 +154,11 @@ def _replace_modules(sizes: _Sizes) -> None:
 def _replace_cadence(sizes: _Sizes, what: Literal["save", "evaluation"]) -> None:
     """Replace how often to save or evaluate, unless a flag sets it; to load the best checkpoint, both must agree."""
     config, overridden = sizes.config, sizes.overridden
-    strategy_key, other_key = f"{what}_strategy", "evaluation_strategy" if what == "save" else "save_strategy"
-    steps_key = "save_steps" if what == "save" else "eval_steps"
+    saving, evaluation = {"save_strategy", "save_epochs"}, {"evaluation_strategy", "eval_epochs"}
+    own, others = (saving, evaluation) if what == "save" else (evaluation, saving)
+    strategy_key, steps_key = f"{what}_strategy", "save_steps" if what == "save" else "eval_steps"
     strategy: Cadence | None = getattr(config, strategy_key)
-    is_kept = strategy_key in overridden or (other_key in overridden and loads_best(config))
+    is_kept = bool(own & overridden) or (bool(others & overridden) and loads_best(config))
     cadence = strategy if is_kept or strategy == "no" else "steps"
     values = sizes.find_changed(**{strategy_key: cadence})
     if cadence == "steps":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from launcher.core.choices import (
@@ -24,6 +25,11 @@ class Candidate(NamedTuple):
     strategy: Strategy
     offload: Offload = "none"
 
+
+_OFFLOADS = ("optimizer", "optimizer_and_parameters")
+_KEY = "training.config.{}"
+_FROZEN_TOWER = "the frozen vision tower"
+_UNVERIFIED = "is not verified for mixtures of experts"
 
 TITLES: dict[Strategy, str] = {
     "single": "one process",
@@ -62,24 +68,14 @@ def make_candidates(
 ) -> tuple[Candidate, ...]:
     """Return the strategies to try in order of preference: simple before complicated, offloading last."""
     if _is_plain_cpu(context):
+        _refuse_overrides_without_effect(context)
         return (Candidate("single"),)
     strategy, offload = get_requested_strategy(context), context.config.offload
     _check_combination(context, strategy, quantization, optimizer)
-    if strategy in DEEPSPEED_STRATEGIES and context.lacks("deepspeed"):
-        raise InputError(
-            f"{strategy} needs the package deepspeed, which is not installed", hint="pip install deepspeed"
-        )
-    config = context.config
-    needs_whole_weights = (
-        config.target_parameters or config.modules_to_save or config.new_tokens or config.init_lora_weights
-    )
-    is_shardable = (
-        optimizer not in EIGHT_BIT_OPTIMIZERS
-        and not is_chunked
-        and not needs_whole_weights
-        and config.precision != "fp8"
-        and not _saves_frozen_weights(context)
-    )
+    if context.lacks("deepspeed") and (strategy in DEEPSPEED_STRATEGIES or offload in _OFFLOADS):
+        what = strategy if strategy in DEEPSPEED_STRATEGIES else f"offload {offload}"
+        raise InputError(f"{what} needs the package deepspeed, which is not installed", hint="pip install deepspeed")
+    is_shardable = not (_list_unshardable(context, optimizer) or _saves_frozen_weights(context) or is_chunked)
     if strategy is None:
         candidates = _list_automatic(context, quantization, is_shardable=is_shardable)
     else:
@@ -88,6 +84,17 @@ def make_candidates(
     if context.lacks("deepspeed") or context.base.experts is not None:
         candidates = tuple(each for each in candidates if each.strategy not in DEEPSPEED_STRATEGIES)
     return tuple(each for each in candidates if offload in ("auto", each.offload)) or candidates[:1]
+
+
+def _refuse_overrides_without_effect(context: PlanContext) -> None:
+    """Raise InputError if --set requests parallelism of the only process. A manifest may: it is for GPUs, too."""
+    for name in ("strategy", "offload"):
+        key, value = f"training.config.{name}", getattr(context.config, name)
+        if key in context.options.overridden_keys and value not in ("auto", "none"):
+            raise InputError(
+                f"--set {key}={value} has no effect: there is no GPU, and one CPU process trains",
+                hint="--gpu NAME plans for a GPU of the catalogue",
+            )
 
 
 def _saves_frozen_weights(context: PlanContext) -> bool:
@@ -125,48 +132,76 @@ def _check_combination(
 ) -> None:
     """Raise one InputError that lists every unsupported combination and suggests an alternative for each."""
     offload = context.config.offload
-    where = "--strategy" if context.options.strategy else "training.config.strategy"
     problems: list[Problem] = []
 
-    def refuse(what: str) -> None:
+    def refuse(what: str, where: str = "--strategy" if context.options.strategy else _KEY.format("strategy")) -> None:
         problems.append(Problem(where=where, what=what))
 
     if strategy == "hsdp" and context.hardware.nodes == 1:
         refuse("HSDP replicates between nodes, and there is one node, where it is the same as FSDP2; use fsdp2")
     elif strategy == "hsdp" and not _has_several_nodes_of_gpus(context):
         refuse("HSDP shards over the GPUs of a node, and each node has one; use ddp, or fsdp2 to shard between nodes")
-    config, base = context.config, context.base
-    needs_whole_weights = (
-        (optimizer in EIGHT_BIT_OPTIMIZERS, f"{optimizer}, which keeps its state per rank; use adamw_torch_fused"),
-        (config.target_parameters, "target_parameters, which PEFT adds to whole weights; use ddp"),
-        (config.precision == "fp8", "precision fp8: it would shard FP8 weights; use ddp, or precision bf16"),
-        (config.modules_to_save, "modules_to_save: it would shard the frozen originals, too; use ddp"),
-        (config.new_tokens, "new_tokens: PEFT reads and replaces rows of whole embeddings; use ddp"),
-        (config.init_lora_weights, "PiSSA, which replaces whole weights of the base; use ddp"),
-    )
     if strategy not in (None, "single", "ddp"):
-        for is_set, what in needs_whole_weights:
-            if is_set:
-                refuse(f"{strategy} does not support {what}")
+        for what, instead in _list_unshardable(context, optimizer):
+            refuse(f"{strategy} does not support {what}; use {instead}")
         if _saves_frozen_weights(context):
-            refuse(f"{strategy} cannot save the frozen vision tower of {base.name}; use ddp, or adapter_type lora")
-    if strategy in DEEPSPEED_STRATEGIES and base.experts is not None:
-        refuse(f"{strategy} is not verified for mixtures of experts; use ddp or fsdp2")
-    if offload in ("optimizer", "optimizer_and_parameters"):
-        if strategy is not None and strategy not in DEEPSPEED_STRATEGIES:
-            refuse(f"{strategy} does not support offload {offload}, only DeepSpeed does; use zero2 or zero3")
-        if offload == "optimizer_and_parameters" and strategy in ("zero1", "zero2"):
-            refuse(f"{strategy} keeps all parameters on every GPU; use zero3 to offload them")
-        if optimizer in EIGHT_BIT_OPTIMIZERS:
-            refuse(f"an offloaded optimizer runs on the CPU, {optimizer} does not; use adamw_torch_fused")
-        if quantization != "none" and offload == "optimizer_and_parameters":
-            refuse("quantized parameters cannot be offloaded; use quantization: none, or offload: optimizer")
+            refuse(f"{strategy} cannot save {_FROZEN_TOWER} of {context.base.name}; use ddp, or adapter_type lora")
+    if strategy in DEEPSPEED_STRATEGIES and context.base.experts is not None:
+        refuse(f"{strategy} {_UNVERIFIED}; use ddp or fsdp2")
+    if offload in _OFFLOADS:
+        for what in _list_offload_problems(context, strategy, quantization, optimizer):
+            refuse(what, _KEY.format("offload"))
     if problems:
         raise InputError(
             "this combination of strategy, adapter and quantization is not supported",
             tuple(problems),
-            hint='or set strategy and offload to "auto" to let the plan decide',
+            hint=f"or {_describe_automatic(context)} to let the plan decide",
         )
+
+
+def _list_unshardable(context: PlanContext, optimizer: OptimizerName) -> list[tuple[str, str]]:
+    """List what prevents sharding: each with its reason, and what to use instead."""
+    config = context.config
+    known = (
+        (optimizer in EIGHT_BIT_OPTIMIZERS, f"{optimizer}, which keeps its state per rank", "adamw_torch_fused"),
+        (config.target_parameters, "target_parameters, which PEFT adds to whole weights", "ddp"),
+        (config.precision == "fp8", "precision fp8: it would shard FP8 weights", "ddp, or precision bf16"),
+        (config.modules_to_save, "modules_to_save: it would shard the frozen originals, too", "ddp"),
+        (config.new_tokens, "new_tokens: PEFT reads and replaces rows of whole embeddings", "ddp"),
+        (config.init_lora_weights, "PiSSA, which replaces whole weights of the base", "ddp"),
+    )
+    return [(what, instead) for is_set, what, instead in known if is_set]
+
+
+def _list_offload_problems(
+    context: PlanContext, strategy: Strategy | None, quantization: Quantization, optimizer: OptimizerName
+) -> Iterator[str]:
+    """Yield why the offload that is requested is not possible."""
+    offload = context.config.offload
+    if strategy is not None and strategy not in DEEPSPEED_STRATEGIES:
+        yield f"{strategy} does not support offload {offload}, only DeepSpeed does; use zero2 or zero3"
+    if offload == "optimizer_and_parameters" and strategy in ("zero1", "zero2"):
+        yield f"{strategy} keeps all parameters on every GPU; use zero3 to offload them"
+    if optimizer in EIGHT_BIT_OPTIMIZERS:
+        yield f"an offloaded optimizer runs on the CPU, {optimizer} does not; use adamw_torch_fused"
+    if quantization != "none" and offload == "optimizer_and_parameters":
+        yield "quantized parameters cannot be offloaded; use quantization: none, or offload: optimizer"
+    if strategy is None:  # DeepSpeed offloads; a strategy of DeepSpeed that is requested has been checked
+        if optimizer not in EIGHT_BIT_OPTIMIZERS:
+            for what, _ in _list_unshardable(context, optimizer):
+                yield f"DeepSpeed, which offloads, does not support {what}; use offload: none"
+        if _saves_frozen_weights(context):
+            yield f"DeepSpeed, which offloads, cannot save {_FROZEN_TOWER} of {context.base.name}; use offload: none"
+        if context.base.experts is not None:
+            yield f"DeepSpeed, which offloads, {_UNVERIFIED}; use offload: none"
+
+
+def _describe_automatic(context: PlanContext) -> str:
+    """Return how to leave out what is requested, such as "omit --strategy and set offload to auto"."""
+    steps = ["omit --strategy"] if context.options.strategy else []
+    keys = [name for name in ("strategy", "offload") if getattr(context.config, name) not in ("auto", "none")]
+    steps += [f'set {" and ".join(keys)} to "auto"'] if keys else []
+    return " and ".join(steps)
 
 
 def explain_strategy(
@@ -184,12 +219,16 @@ def explain_strategy(
     value += "" if offload == "none" else f", {offload.replace('_', ' ')} on the CPU"
     if context.gpu is None and strategy == "single":
         return hardware_decision("strategy", value, "no GPU: one CPU process")
+    only_offloaded = "fits only with offloading to CPU memory, which is slow"
+    more = f"; {only_offloaded}" if offload != "none" and context.config.offload == "auto" else ""
     if context.options.strategy:
-        return flag_decision("strategy", value, "--strategy")
+        return flag_decision("strategy", value, f"--strategy{more}")
     if get_requested_strategy(context) is not None:
-        return manifest_decision("strategy", value, "strategy in the manifest")
+        return manifest_decision("strategy", value, f"strategy in the manifest{more}")
     if offload != "none":
-        return plan_decision("strategy", value, "fits only with offloading to CPU memory, which is slow")
+        if context.config.offload == offload:
+            return manifest_decision("strategy", value, "offload in the manifest")
+        return plan_decision("strategy", value, only_offloaded)
     if strategy == "single":
         return plan_decision("strategy", value, "everything fits on one GPU")
     if strategy == "ddp":

@@ -104,9 +104,13 @@ def make_compile_plan(
     context: PlanContext, workload: Workload, layout: Layout, *, captures: bool
 ) -> tuple[CompilePlan | None, list[Decision]]:
     """Return how to compile, and the decisions: per layer, or the whole model if kernel launches limit a long run."""
-    if not workload.compiled:
-        return None, []
     config = context.config
+    if not workload.compiled:
+        keys = [key for key in ("torch_compile_backend", "torch_compile_mode") if getattr(config, key) is not None]
+        if context.gpu is None or config.torch_compile_mode == "reduce-overhead" or not keys:
+            return None, []
+        reason = f"{' and '.join(keys)} in the manifest; torch.compile is off, and torch_compile true requests it"
+        return None, [manifest_decision("compile options", "not used", reason)]
     scope: CompileScope = "layer"
     reason = "one compiled graph serves all layers; a CUDA graph launches the kernels"
     if not captures:
@@ -159,8 +163,10 @@ def decide_cuda_graph(
     name = "CUDA graph"
     is_requested = context.config.torch_compile_mode == "reduce-overhead"
     if not uses_cuda_graph(inputs, layout):
-        obstacle = _find_graph_obstacle(context, settings, layout)
-        return False, [hardware_decision(name, "off", obstacle)] if is_requested else []
+        if is_requested:
+            return False, [hardware_decision(name, "off", _find_graph_obstacle(context, settings, layout))]
+        reason = "torch_compile_mode in the manifest: only reduce-overhead allows one"
+        return False, [manifest_decision(name, "off", reason)] if context.config.torch_compile_mode else []
     if is_requested:
         return True, [manifest_decision(name, "on", "reduce-overhead in the manifest: one graph per micro-step")]
     if is_launch_bound(inputs, layout):

@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 from launcher.core.errors import ExitCode, LauncherError
 from launcher.core.frozen_model import Frozen
 from launcher.core.metrics import EVAL_LOSS, TRAIN_LOSS, StepMetrics, find_values, load_metrics
-from launcher.core.run_files import load_model_or_none
+from launcher.core.run_files import load_model, load_model_or_none
 from launcher.core.run_paths import RunPaths, write_text_atomically
 from launcher.manifest import load_manifest
 from launcher.manifest.trust import list_judge_code, list_remote_code

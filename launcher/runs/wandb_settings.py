@@ -16,6 +16,7 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 from launcher.core import metrics
+from launcher.core.errors import InputError
 from launcher.core.redaction import redact_tree
 from launcher.core.run_files import load_model_or_none
 from launcher.core.run_paths import RunPaths, write_text_atomically

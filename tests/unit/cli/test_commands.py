@@ -409,6 +409,10 @@ def test_tokens_per_row_reach_the_plan() -> None:
     ("flags", "disk"),
     [
         ((), "Disk:  about 60 MiB of prepared data; checkpoints of up to 0.1 GiB"),
+        (
+            ("--tokens-per-row", "9000", "--set", "training.config.max_seq_length=300"),
+            "Disk:  about 52 MiB of prepared data; checkpoints of up to 0.1 GiB",
+        ),
         (("--set", "training.dataset.max_rows=100"), "Disk:  under 1 MiB of prepared data; checkpoints of up to "),
     ],
 )

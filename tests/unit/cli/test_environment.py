@@ -177,3 +177,16 @@ def test_a_variable_of_the_first_version_is_answered_with_the_new_name() -> None
     assert list(find_misspelt({"LAUNCHER_MAX_BAD_STEPS": "3"})) == [
         ("LAUNCHER_MAX_BAD_STEPS", "LAUNCHER_MAX_NONFINITE_STEPS")
     ]
+
+
+@pytest.mark.parametrize(("words", "is_named"), [([], True), (["--strategy", "zero2"], False)])
+def test_error_of_a_flag_names_the_variable_that_set_it(
+    words: list[str], is_named: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("LAUNCHER_STRATEGY", "zero2")
+    assert main(["plan", "json", "--json", "--gpu", "h100", "--set", "training.config.offload=none", *words]) == 0
+    capsys.readouterr()
+    wrong = ["--set", 'training.config.new_tokens=["<a>"]']
+    assert main(["plan", "json", "--json", "--gpu", "h100", *wrong, *words]) == 2
+    hint = json.loads(capsys.readouterr().out)["hint"]
+    assert hint.endswith("--strategy is set by the environment variable LAUNCHER_STRATEGY") == is_named

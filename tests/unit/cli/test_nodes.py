@@ -406,6 +406,7 @@ def test_missing_sbatch_is_refused_before_data_is_prepared(
         (("--on", "skypilot", "--partition", "p"), "--partition: applies only to --on slurm"),
         (("--on", "kubernetes", "--on-demand"), "--on-demand: applies only to --on skypilot or dstack"),
         (("--on", "dstack", "--workload", "job"), "--workload: applies only to --on kubernetes"),
+        (("--on", "slurm", "--max-restarts", "2"), "--max-restarts: has no effect: slurm has its own rules"),
         (("--on", "dstack"), "--image: missing: the image that the nodes run"),
         (("--on", "kubernetes", "--image", "a:1"), "--volume: missing: the name of a persistent volume claim, which"),
         (("--on", "kubernetes", "--image", "a:1", "--volume", "s3://a"), "--volume: 's3://a' is not the name of a"),
@@ -444,3 +445,16 @@ def test_node_keeps_the_record_only_if_rank_0_runs_there() -> None:
     assert not make_node(0, backend="c10d").keeps_record
     six = replace(make_node(0), rendezvous=Rendezvous(host="fd00::1", port=29500))
     assert six.address == "[fd00::1]:29500"
+
+
+@pytest.mark.parametrize(
+    ("target", "price", "is_warned"),
+    [("dstack", "3EUR", True), ("dstack", "3USD", False), ("kubernetes", "3EUR", False)],
+)
+def test_price_in_another_currency_is_no_limit_of_the_job(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], target: str, price: str, is_warned: bool
+) -> None:
+    job = ("--on", target, "--image", "a:1", "--volume", "v", "--dry-run", "--run-id", "a")
+    assert train(tmp_path, "--gpu", "h100", "--price", price, *job) == 0
+    warning = f"the job has no price limit: {target} has prices in dollars, and the price is in EUR"
+    assert (warning in capsys.readouterr().err) == is_warned

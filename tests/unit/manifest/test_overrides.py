@@ -191,3 +191,22 @@ def test_rank_by_flag_says_what_happens_to_the_scale(
 ) -> None:
     notes = load_manifest(write_manifest(), overrides).notes
     assert note in notes[0] if note else notes == ()
+
+
+@pytest.mark.parametrize(
+    ("override", "written"),
+    [
+        ("target_modules=q_proj,v_proj", '["q_proj", "v_proj"]'),
+        ("wandb.tags=[a, b]", '["a", "b"]'),
+        ("report_to=none", "[]"),
+    ],
+)
+def test_text_instead_of_a_list_shows_how_to_write_the_list(
+    write_manifest: WriteManifest, override: str, written: str
+) -> None:
+    path = write_manifest()
+    with pytest.raises(ManifestError) as caught:
+        load_manifest(path, [f"training.config.{override}"])
+    corrected = f"training.config.{override.partition('=')[0]}={written}"
+    assert caught.value.hint == f"write the list as JSON: --set '{corrected}'"
+    load_manifest(path, [corrected])

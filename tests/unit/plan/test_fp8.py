@@ -10,6 +10,7 @@ import pytest
 from launcher.core.errors import InputError
 from launcher.plan.estimate.memory import estimate_memory
 from launcher.plan.estimator_inputs import recipe_from_plan
+from tests.conftest import WriteManifest
 from tests.unit.plan.conftest import decision, plan_for
 
 FP8 = {"precision": "fp8"}
@@ -100,9 +101,7 @@ def test_impossible_combinations_are_refused(gpu: str, config: dict[str, Any], m
         plan_for(gpu=gpu, config={**FP8, **config})
 
 
-def test_precision_takes_precedence_over_bf16() -> None:
-    assert plan_for(gpu="h200", config={"bf16": True, "precision": "fp32"}).precision.compute_dtype == "fp32"
-    assert (
-        plan_for(gpu="h200", config={"bf16": False, "fp16": True, "precision": "bf16"}).precision.compute_dtype
-        == "bf16"
-    )
+def test_precision_takes_precedence_over_bf16(write_manifest: WriteManifest) -> None:
+    fp16 = str(write_manifest({"training.config.bf16": False, "training.config.fp16": True}))
+    assert plan_for(gpu="h200", config={"precision": "fp32"}).precision.compute_dtype == "fp32"
+    assert plan_for(fp16, gpu="h200", config={"precision": "bf16"}).precision.compute_dtype == "bf16"

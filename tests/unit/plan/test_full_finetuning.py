@@ -145,3 +145,10 @@ def test_a_run_can_be_resumed_with_moments_in_the_other_memory() -> None:
 
     assert vary(name="paged_adamw_8bit", in_backward=True) == vary()
     assert vary(plan.precision.model_copy(update={"trainable_dtype": "fp32"})) != vary()
+
+
+def test_faster_plan_with_other_weights_is_not_promised_to_have_the_same_result() -> None:
+    overrides = (*FULL_FINE_TUNING, "training.config.optim=null")
+    plan = plan_for("json", base="Qwen/Qwen3-1.7B", ram_gib_per_node=256, strategy="zero3", overrides=overrides)
+    (note,) = (note for note in plan.notes if note.startswith("--strategy slows training down"))
+    assert "same result" not in note

@@ -164,7 +164,11 @@ def test_large_errors_are_no_percentages(error: float, text: str) -> None:
             "global batch",
             "--set training.config.batch_size; batch_size",
         ),
-        ({"overrides": ["training.config.save_steps=9"]}, "checkpoints", "--set training.config.save_steps"),
+        (
+            {"overrides": ["training.config.save_total_limit=9"]},
+            "checkpoints",
+            "--set training.config.save_total_limit",
+        ),
         ({"overrides": ["training.config.logging_steps=9"]}, "logging", "--set training.config.logging_steps"),
         ({"overrides": ["training.config.torch_compile=true"]}, "torch.compile", "--set training.config.torch_compile"),
         ({"overrides": ["evaluation.task_rows=5"]}, "task eval", "--set evaluation.task_rows"),
@@ -234,3 +238,23 @@ def test_int4_is_noted_where_the_base_also_fits_unquantized_and_trains_as_fast(
         assert unquantized is not None
         assert f"{format_count(unquantized)} tokens/s" in notes[0]
         assert unquantized >= (quantized.speed.tokens_per_second or 0.0)
+
+
+def test_evaluations_larger_than_a_micro_batch_are_not_in_the_memory_estimate() -> None:
+    def notes(**config: object) -> list[str]:
+        plan = plan_for(gpu="h100", config=config)
+        return [note for note in plan.notes if note.startswith("eval_batch_size")]
+
+    assert notes(eval_batch_size=1) == notes() == []
+    assert notes(eval_batch_size=999) == [
+        "eval_batch_size 999 exceeds the micro-batch of 24: the predicted memory does not include such evaluations"
+    ]
+
+
+def test_trace_after_the_last_step_has_a_note() -> None:
+    def notes(first: int) -> list[str]:
+        plan = plan_for(gpu="h100", max_steps=20, profile_steps=(first, first + 1))
+        return [note for note in plan.notes if "traced" in note]
+
+    assert notes(20) == []
+    assert notes(21) == ["nothing will be traced: --profile-steps starts at step 21 of 20"]

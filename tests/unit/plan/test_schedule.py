@@ -67,8 +67,9 @@ def test_max_steps_shortens_the_run() -> None:
     assert (plan.schedule.num_steps, plan.schedule.max_steps, plan.schedule.warmup_steps) == (10, 10, 1)
 
 
-def test_a_ratio_wins_over_steps_as_it_did() -> None:
-    plan = plan_for(config={"warmup_steps": 500, "warmup_ratio": 0.1, "max_steps": 100})
+def test_a_ratio_wins_over_steps_as_it_did(write_manifest: WriteManifest) -> None:
+    path = write_manifest({"training.config.warmup_steps": 500, "training.config.warmup_ratio": 0.1})
+    plan = plan_for(str(path), max_steps=100)
     assert plan.schedule.warmup_steps == 10
     plan = plan_for(config={"warmup_steps": 7, "warmup_ratio": None})
     assert plan.schedule.warmup_steps == 7
@@ -81,11 +82,24 @@ def test_a_ratio_wins_over_steps_as_it_did() -> None:
         ({"save_strategy": "steps"}, 500, None),
         ({"save_strategy": "epoch"}, None, 1.0),
         ({"save_strategy": "no"}, None, None),
+        ({"save_strategy": None, "save_steps": 250}, 250, None),
+        ({"save_strategy": None, "save_epochs": 0.5}, None, 0.5),
     ],
 )
 def test_saving_as_the_manifest_says(config: dict[str, object], steps: int | None, epochs: float | None) -> None:
     schedule = plan_for(config={**config, "load_best_model_at_end": False}).schedule
     assert (schedule.save_every_steps, schedule.save_every_epochs) == (steps, epochs)
+
+
+def test_constant_schedule_has_no_warmup_as_in_training(write_manifest: WriteManifest) -> None:
+    constant = {"training.config.lr_scheduler": "constant", "training.config.warmup_steps": 9}
+    plan = plan_for(str(write_manifest(constant)))
+    assert (plan.schedule.warmup_steps, plan.schedule.warmup_ratio) == (0, None)
+    said = decision(plan, "learning rate")
+    assert "constant, 0 steps of warm-up" in said
+    assert "constant has no warm-up, constant_with_warmup has one" in said
+    notes = plan_for(str(write_manifest(constant, drop=("training.config.warmup_ratio",))), max_steps=5).notes
+    assert not [note for note in notes if "warm-up" in note]
 
 
 def test_a_crash_loses_at_most_half_an_hour(write_manifest: WriteManifest) -> None:

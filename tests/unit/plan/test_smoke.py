@@ -110,6 +110,8 @@ def test_every_replaced_value_has_a_decision() -> None:
         ({"eval_steps": 7}, {"evaluation": (7, None)}),
         ({"save_steps": 7}, {"saving": (7, None)}),
         ({"save_strategy": "epoch"}, {"saving": (None, 1.0), "evaluation": (None, 1.0)}),
+        ({"save_epochs": 0.5}, {"saving": (None, 0.5), "evaluation": (None, 1.0)}),
+        ({"eval_epochs": 0.5, "load_best_model_at_end": False}, {"evaluation": (None, 0.5)}),
         ({"save_strategy": "epoch", "load_best_model_at_end": False}, {"saving": (None, 1.0)}),
         ({"evaluation_strategy": "no", "load_best_model_at_end": False}, {"evaluation": (None, None)}),
         ({"save_strategy": "steps", "evaluation_strategy": "steps"}, {}),

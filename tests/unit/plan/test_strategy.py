@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from launcher.plan.memory_budget import SearchInputs
 from launcher.plan.oom_fallbacks import apply_next_fallback
 from launcher.plan.search import Layout, find_best_layout
 from launcher.plan.strategy import Candidate
+from tests.conftest import WriteManifest
 from tests.unit.plan.conftest import FULL_FINE_TUNING, decision, plan_for
 
 INT4 = ("base_models.0.quantization=int4",)
@@ -134,6 +136,59 @@ def test_requested_offload_is_used() -> None:
     assert plan_for(config={"offload": "optimizer"}).strategy == "zero2"
     moved = plan_for(config={"offload": "optimizer_and_parameters"})
     assert (moved.strategy, moved.offload) == ("zero3", "optimizer_and_parameters")
+    assert decision(moved, "strategy").endswith("| --set training.config.offload")
+
+
+def test_offload_that_the_plan_adds_to_a_requested_strategy_has_its_reason() -> None:
+    plan = plan_for(gpu="rtx4090", strategy="zero2", overrides=FULL_FINE_TUNING, base="Qwen/Qwen3-1.7B")
+    assert plan.offload == "optimizer"
+    assert "--strategy; fits only with offloading to CPU memory" in decision(plan, "strategy")
+
+
+@pytest.mark.parametrize(
+    ("config", "base", "message"),
+    [
+        ({"modules_to_save": ["embed_tokens"]}, None, "does not support modules_to_save"),
+        ({"precision": "fp8"}, "Qwen/Qwen3-8B", "does not support precision fp8"),
+        ({"target_modules": ["q_proj"]}, "Qwen/Qwen3-30B-A3B", "not verified for mixtures of experts"),
+    ],
+)
+def test_requested_offload_is_refused_where_deepspeed_cannot_train(
+    config: dict[str, object], base: str | None, message: str
+) -> None:
+    assert plan_for(gpu="h100", gpus=2, config=config, base=base).offload == "none"
+    with pytest.raises(InputError) as caught:
+        plan_for(gpu="h100", gpus=2, config={**config, "offload": "optimizer"}, base=base)
+    assert message in str(caught.value)
+    assert caught.value.problems[0].where == "training.config.offload"
+
+
+@pytest.mark.parametrize(
+    ("flags", "config", "hint"),
+    [
+        ({"strategy": "hsdp"}, {}, "or omit --strategy to let the plan decide"),
+        ({}, {"strategy": "hsdp"}, 'or set strategy to "auto" to let the plan decide'),
+        (
+            {"strategy": "ddp"},
+            {"offload": "optimizer"},
+            'or omit --strategy and set offload to "auto" to let the plan decide',
+        ),
+    ],
+)
+def test_hint_of_an_unsupported_combination_names_what_was_set(
+    flags: dict[str, Any], config: dict[str, object], hint: str
+) -> None:
+    with pytest.raises(InputError) as caught:
+        plan_for(gpu="h100", gpus=2, config=config, **flags)
+    assert caught.value.hint == hint
+
+
+@pytest.mark.parametrize("override", ["training.config.strategy=fsdp2", "training.config.offload=optimizer"])
+def test_parallelism_by_flag_is_refused_for_one_cpu_process(write_manifest: WriteManifest, override: str) -> None:
+    with pytest.raises(InputError, match=f"{override} has no effect"):
+        plan_for(gpu=None, overrides=(override,))
+    key, _, value = override.partition("=")
+    assert plan_for(str(write_manifest({key: value})), gpu=None).strategy == "single"
 
 
 @pytest.mark.parametrize(
