@@ -9,11 +9,10 @@ from pathlib import Path
 from launcher.core.frozen_model import Frozen
 from launcher.core.run_files import load_model_or_none
 from launcher.core.run_paths import write_text_atomically
+from launcher.training.inference.answer_length import DEFAULT_NEW_TOKENS, allow_longer
 
 _FRACTIONS = (1.0, 0.5, 0.25, 0.125)  # of the available rows
 _MIN_ROWS = 8
-DEFAULT_NEW_TOKENS = 512
-_LENGTH_MARGIN = 1.25  # an answer may be longer than the longest reference, but an endless loop must stop
 
 
 class TaskSlice(Frozen):
@@ -58,11 +57,6 @@ class TimeBudget:
 def limit_new_tokens(longest_reference: int) -> int:
     """Return how many tokens an answer may have during training: at most 512, which keeps evaluations short."""
     return min(DEFAULT_NEW_TOKENS, allow_longer(longest_reference))
-
-
-def allow_longer(longest_reference: int) -> int:
-    """Return somewhat more tokens than the longest reference answer has."""
-    return ceil(_LENGTH_MARGIN * longest_reference) + 8
 
 
 def choose_slice(max_rows: int, max_new_tokens: int, speed: GenerationSpeed, budget: TimeBudget) -> TaskSlice | None:

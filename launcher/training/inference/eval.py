@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 import shlex
 import sys
 import time
@@ -17,18 +16,16 @@ from launcher.core.errors import LauncherError
 from launcher.core.log import get_logger
 from launcher.core.progress import Progress
 from launcher.core.run_paths import RunEntry, RunPaths, write_text_atomically
-from launcher.corpus.documents import make_planned_template
-from launcher.corpus.heldout import HeldOutRow, HeldOutRows, load_held_out_rows
+from launcher.corpus.heldout import HeldOutRows, load_held_out_rows
 from launcher.corpus.spec import make_preparation_spec
-from launcher.corpus.text_encoder import TextEncoder
-from launcher.corpus.tokenizer import BaseTokenizer, load_planned_tokenizer
+from launcher.corpus.tokenizer import load_planned_tokenizer
 from launcher.judges.registry import open_judge, resolve_judge_name
 from launcher.manifest import Manifest, find_manifest, load_manifest
 from launcher.manifest.model import Decoding, Evaluation
 from launcher.manifest.trust import check_trust, list_code, list_judge_code
 from launcher.plan.model import Plan
 from launcher.request.request import Request, base_folders, plan_request
-from launcher.training.evaluation.eval_budget import DEFAULT_NEW_TOKENS, allow_longer
+from launcher.training.inference.answer_length import choose_new_tokens
 from launcher.training.inference.grade import GeneratedAnswers, grade
 from launcher.training.inference.trained_run import TrainedRun, check_adapter, load_trained_run
 from launcher.training.runtime.parent_watch import exit_with_parent
@@ -142,34 +139,6 @@ def _evaluate(arguments: argparse.Namespace) -> str:
         result = grade(judge, held_out, generated, title=target.title, plan=plan, manifest=target.manifest)
     write_text_atomically(arguments.out, result.model_dump_json(indent=1) + "\n")
     return "" if arguments.quiet else str(arguments.out)
-
-
-def choose_new_tokens(
-    rows: Sequence[HeldOutRow], tokenizer: BaseTokenizer, plan: Plan, requested: int | None = None
-) -> list[int]:
-    """Return how many tokens each answer may have: 512, or for longer reference answers 1,024, 2,048 and so on.
-
-    More than the sequence length of the training, or than the base has positions after the longest prompt, are not
-    allowed. Logs how many references are longer.
-    """
-    encoder = TextEncoder(tokenizer, make_planned_template(plan.data, tokenizer))
-    references = [len(encoder.encode_prompt(row.answer)) for row in rows]
-    room = plan.base.max_positions - max(len(encoder.encode_prompt(row.prompt)) for row in rows)
-    room = requested or max(DEFAULT_NEW_TOKENS, min(room, plan.batch.sequence_length))
-    chosen = [requested or min(room, _round_up(allow_longer(reference))) for reference in references]
-    num_longer = sum(reference > limit for reference, limit in zip(references, chosen, strict=True))
-    if num_longer:
-        limit = "set by --max-new-tokens" if requested else "by the sequence length and the base's context"
-        log.info(
-            f"note: {num_longer:,} of {len(rows):,} reference answers are longer than the limit of {room:,} tokens, "
-            f"{limit}: such answers are truncated and count as wrong"
-        )
-    return chosen
-
-
-def _round_up(num_tokens: int) -> int:
-    """Return the default limit, doubled until it is at least `num_tokens`, so that few limits occur."""
-    return DEFAULT_NEW_TOKENS * 2 ** max(0, math.ceil(math.log2(num_tokens / DEFAULT_NEW_TOKENS)))
 
 
 def _generate(

@@ -14,7 +14,8 @@ from launcher.corpus.heldout import HeldOutRow, HeldOutRows
 from launcher.corpus.tokenizer import BaseTokenizer
 from launcher.request.request import Request, plan_request
 from launcher.training.inference import generate
-from launcher.training.inference.eval import EvalTarget, _generate, choose_new_tokens
+from launcher.training.inference.answer_length import choose_new_tokens
+from launcher.training.inference.eval import EvalTarget, _generate
 from launcher.training.inference.generate import Answer
 from tests.unit.corpus.inputs import make_rows, write_base, write_expert, write_jsonl
 
