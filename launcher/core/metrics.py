@@ -14,7 +14,7 @@ from statistics import median
 from typing import Literal
 
 from launcher.core.errors import InputError
-from launcher.core.run_files import MAX_STEPS, is_plausible, open_log, read_text
+from launcher.core.run_files import MAX_STEPS, is_plausible, open_log, read_lines
 from launcher.core.units import MIB, TERA
 
 _MAX_BYTES = 512 * MIB  # of metrics.jsonl: some 300,000 steps
@@ -173,11 +173,13 @@ def append_metrics(path: Path, metrics: StepMetrics) -> None:
         raise
 
 
-def load_metrics(path: Path) -> list[StepMetrics]:
-    """Load metrics.jsonl; an incomplete last line, left by a killed run, is skipped."""
-    text = read_text(path, _MAX_BYTES)
+def load_metrics(path: Path, max_bytes: int | None = _MAX_BYTES) -> list[StepMetrics]:
+    """Load metrics.jsonl; an incomplete last line, left by a killed run, is skipped.
+
+    Without `max_bytes`, files of any size are loaded: a run that resumes needs its own metrics.
+    """
     rows = []
-    for number, line in enumerate(text[: text.rfind("\n") + 1].split("\n")[:-1], start=1):
+    for number, line in enumerate(read_lines(path, max_bytes), start=1):
         try:
             rows.append(parse_metrics(line))
         except InputError as error:
@@ -215,7 +217,7 @@ def cut_metrics(path: Path, step: int, *, without_evaluation: bool = False) -> C
     """
     if not path.exists():
         return CutMetrics()
-    rows = load_metrics(path)
+    rows = load_metrics(path, max_bytes=None)
     temporary = path.with_name(f".{path.name}.tmp")
     temporary.unlink(missing_ok=True)
     temporary.touch()

@@ -22,6 +22,7 @@ from launcher.core.units import MIB
 
 MAX_JSON_BYTES = 16 * MIB
 MAX_RESULT_BYTES = 256 * MIB  # answers of an evaluation
+_MAX_LINE_BYTES = 4 * MIB  # of metrics.jsonl
 DAMAGED = "it was edited or damaged, or another version wrote it"  # hint of errors
 MAX_COUNT = 2**64
 MAX_STEPS = 10**9
@@ -67,6 +68,24 @@ def read_text(path: Path, max_bytes: int = MAX_JSON_BYTES) -> str:
         if not is_small or len(content) > max_bytes:  # it may have grown
             raise InputError(f"{path}: cannot be read: it is larger than {max_bytes // MIB} MiB")
         return content.decode("utf-8")
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise InputError(f"{path}: cannot be read: it is not UTF-8", hint=DAMAGED) from None
+
+
+def read_lines(path: Path, max_bytes: int | None) -> Iterator[str]:
+    """Yield the complete lines of a UTF-8 file, of at most `max_bytes` if given; raises InputError."""
+    try:
+        with open_regular(path) as file:
+            if max_bytes is not None and os.fstat(file.fileno()).st_size > max_bytes:
+                raise InputError(f"{path}: cannot be read: it is larger than {max_bytes // MIB} MiB")
+            while (line := file.readline(_MAX_LINE_BYTES)).endswith(b"\n"):
+                yield line[:-1].decode("utf-8")
+            if len(line) == _MAX_LINE_BYTES:
+                raise InputError(
+                    f"{path}: cannot be read: a line has more than {_MAX_LINE_BYTES // MIB} MiB", hint=DAMAGED
+                )
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:

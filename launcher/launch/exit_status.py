@@ -49,7 +49,7 @@ def make_outcome(paths: RunPaths, child: ChildExit, running: Outcome | None, sta
 def _read_progress(paths: RunPaths) -> dict[str, object]:
     """Return the number of trained steps and the last loss from metrics.jsonl, for the outcome of a killed training."""
     with suppress(LauncherError, OSError):
-        steps = [row for row in load_metrics(paths.metrics) if metrics.TRAIN_LOSS in row.values]
+        steps = [row for row in load_metrics(paths.metrics, max_bytes=None) if metrics.TRAIN_LOSS in row.values]
         if steps:
             return {"steps_done": steps[-1].step, "final_loss": steps[-1].values[metrics.TRAIN_LOSS]}
     return {}

@@ -231,7 +231,8 @@ def _report_runtime(
 
 
 def _load_rows(run: TrainingRun) -> list[StepMetrics]:
-    return load_metrics(run.paths.metrics) if run.engine.is_main and run.paths.metrics.is_file() else []
+    has_rows = run.engine.is_main and run.paths.metrics.is_file()
+    return load_metrics(run.paths.metrics, max_bytes=None) if has_rows else []
 
 
 def _start_watchdog(run: TrainingRun, recorder: RunRecorder) -> Watchdog:

@@ -93,7 +93,7 @@ def _find_last_step(run: TrainingRun, options: ResumeOptions) -> int | None:
     """Return the last step to resume from that leaves enough recorded steps to verify; None if any step will do."""
     if not options.verify_steps:
         return None
-    rows = load_metrics(run.paths.metrics) if run.paths.metrics.exists() else []
+    rows = load_metrics(run.paths.metrics, max_bytes=None) if run.paths.metrics.exists() else []
     last = max((row.step for row in rows if TRAIN_LOSS in row.values), default=0)
     saved = sorted(step_of(folder) for folder in list_checkpoints(run.paths))
     limit = last - options.verify_steps

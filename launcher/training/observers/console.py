@@ -50,7 +50,7 @@ def _load_epoch(run: TrainingRun, step: int) -> _Epoch:
     epoch = _Epoch()
     first = step - step % run.steps_per_epoch
     if step > first and run.paths.metrics.exists():
-        for row in load_metrics(run.paths.metrics):
+        for row in load_metrics(run.paths.metrics, max_bytes=None):
             if first < row.step <= step and names.STEP_SECONDS in row.values:
                 epoch.add(row)
     return epoch

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
 from launcher.core.errors import InputError
-from launcher.core.metrics import load_metrics
-from launcher.core.run_files import load_model, open_log, parse_model, read_text
+from launcher.core.metrics import StepMetrics, append_metrics, cut_metrics, load_metrics
+from launcher.core.run_files import load_model, open_log, parse_model, read_lines, read_text
 from launcher.core.run_paths import write_text_atomically
 from launcher.runs.checkpoints import CheckpointManifest, Damaged, hash_file, read_checkpoint
 from launcher.runs.record import Outcome, load_outcome
@@ -145,3 +146,42 @@ def test_temporary_files_of_killed_processes_are_removed(tmp_path: Path) -> None
         file.touch()
     write_text_atomically(tmp_path / "a.json", "{}")
     assert sorted(file.name for file in tmp_path.iterdir()) == sorted([other.name, living.name, "a.json"])
+
+
+def write_steps(path: Path, count: int) -> None:
+    for step in range(1, count + 1):
+        append_metrics(path, StepMetrics(step=step, epoch=0.0, values={"train/loss": 1.0}, packs=(step,)))
+
+
+def test_a_run_resumes_with_metrics_of_any_size(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    write_steps(path, 4)
+    with pytest.raises(InputError, match="larger than 0 MiB"):
+        load_metrics(path, 100)
+    with patch("launcher.core.metrics.read_lines", side_effect=read_lines) as read:
+        assert [row.step for row in cut_metrics(path, 2).kept] == [1, 2]
+    assert read.call_args.args == (path, None)
+    assert [row.step for row in load_metrics(path, 1000)] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b'{"a": "\xff"}\n', "not UTF-8"),
+        (b"\0" * (5 << 20), "a line has more than 4 MiB"),
+        (b"{}\n", "line 1: not a line"),
+    ],
+)
+def test_damaged_metrics_are_an_error(tmp_path: Path, content: bytes, words: str) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=words) as raised:
+        load_metrics(path)
+    assert raised.value.hint
+
+
+def test_an_incomplete_last_line_of_metrics_is_skipped(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    write_steps(path, 2)
+    path.write_bytes(path.read_bytes() + b'{"step": 3, "ep\xc3')
+    assert [row.step for row in load_metrics(path)] == [1, 2]
