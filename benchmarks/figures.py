@@ -66,6 +66,11 @@ FIGURES = (
         command="benchmarks/attention.py measure --out {out}/attention.jsonl --minutes {minutes}",
     ),
     Figure(
+        name="matmuls",
+        description="matmuls of a frozen base in BF16 and FP8",
+        command="benchmarks/matmuls.py measure --out {out}/matmuls.jsonl --minutes {minutes}",
+    ),
+    Figure(
         name="vram_limit",
         description="plans for 16, 24 and 32 GiB",
         command="benchmarks/vram_limit.py measure --out {out}/vram_limit.jsonl --minutes {minutes}",
