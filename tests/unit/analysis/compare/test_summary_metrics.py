@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -54,12 +55,12 @@ def test_losses_on_different_data_have_no_best() -> None:
 
 
 @pytest.mark.parametrize("changes", [{"status": "stopped"}, {"traits": replace(TRAITS, base="other")}])
-def test_losses_have_no_best_where_a_caveat_says_so(changes: dict[str, object]) -> None:
+def test_losses_have_no_best_where_a_caveat_says_so(changes: dict[str, Any]) -> None:
     assert figure("eval_loss_final", with_eval("a", 2.0), with_eval("b", 1.0, **changes)).best == {}
 
 
 @pytest.mark.parametrize("changes", [{"steps_done": 3}, {"oom_fallbacks": ("micro-batch 2",)}])
-def test_speeds_have_no_best_where_a_caveat_says_so(changes: dict[str, object]) -> None:
+def test_speeds_have_no_best_where_a_caveat_says_so(changes: dict[str, Any]) -> None:
     slow, fast = ({metrics.TOKENS_PER_SECOND: [rate] * 3} for rate in (100.0, 900.0))
     assert figure("tokens_per_second", make_facts("a", slow), make_facts("b", fast, **changes)).best == {}
 
