@@ -1,4 +1,14 @@
-"""The tokenizer's own chat template (Jinja), rendered in a sandbox; a second rendering with marks locates messages."""
+r"""The tokenizer's own chat template (Jinja), rendered in a sandbox; a second rendering with marks locates messages.
+
+A template returns one text, but only the answers have loss. For a question "Hi" and an answer "Hello":
+
+    rendered     <|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nHello<|im_end|>\n
+    with marks   <|im_start|>user\n⦅0<⦆Hi⦅0>⦆<|im_end|>\n<|im_start|>assistant\n⦅1<⦆Hello⦅1>⦆<|im_end|>\n
+    prompt       <|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n
+
+The marks say where "Hello" is written. The segment with loss begins where the prompt of the turns before it ends, since
+a template may write more before the answer, and goes through the first end token after the answer: `Hello<|im_end|>`.
+"""
 
 from __future__ import annotations
 

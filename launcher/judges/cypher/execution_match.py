@@ -1,6 +1,13 @@
 """Execution match of two Cypher queries: an embedded graph database runs both on generated graphs.
 
 The engine is not Neo4j. If it lacks a feature, or may behave differently, the result is None (not judged).
+
+    reference   MATCH (p:Person)-[:MADE]->(f:Film) WHERE f.year > 1999 RETURN p.name ORDER BY p.name LIMIT 3
+    answer      MATCH (a:Person)-[:MADE]->(b:Film) WHERE b.year >= 2000 RETURN a.name ORDER BY a.name LIMIT 3
+
+Tails (`LIMIT 3`) are compared as tokens, and bodies are run without them, so that differences beyond the third row are
+seen. Numbers that counts are compared with are made small, as the graphs are. If the rows differ (in order only if the
+reference sorts them), the reference runs again with nodes inserted in reverse: if its rows change, they decide nothing.
 """
 
 from __future__ import annotations
