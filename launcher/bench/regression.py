@@ -41,6 +41,7 @@ _PREFIX = "training.config."
 # Both are evaluated after training, on more rows than fit into a training. --set overrides this.
 _NO_TASK_EVAL = ("evaluation.task_rows=0", f"{_PREFIX}metric_for_best_model=eval_loss")
 _LENGTH_KEYS = frozenset(f"{_PREFIX}{key}" for key in ("epochs", "num_epochs", "max_steps"))
+_REPLACED_KEYS = frozenset(f"{_PREFIX}{key}" for key in ("bf16", "fp16"))  # the old run has a precision
 _MAX_ROW_DIFFERENCE = 0.05  # an incomplete last step and rounding make less
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
@@ -172,7 +173,8 @@ def plan_pair(request: Request, prepare: Callable[[PlannedRun], Audit]) -> Pair:
         )
     overrides = [f"{_PREFIX}{setting.key}={_choose_value(setting, new.plan)}" for setting in _OLD_SETTINGS]
     batch = (f"{_PREFIX}batch_size={match_rows(new.plan, audit)}", f"{_PREFIX}gradient_accumulation_steps=1")
-    old = plan_request(replace(complete, overrides=(*complete.overrides, *overrides, *batch)))
+    kept = (override for override in complete.overrides if override.partition("=")[0].strip() not in _REPLACED_KEYS)
+    old = plan_request(replace(complete, overrides=(*kept, *overrides, *batch)))
     settings = tuple(
         SettingChange(
             name=setting.name,
@@ -208,8 +210,10 @@ def _use_complete_epochs(planned: PlannedRun) -> Request:
     is_smoke, has_length = planned.plan.profile == "smoke", bool(planned.loaded.overridden_keys & _LENGTH_KEYS)
     if not is_smoke or has_length:
         return planned.request
-    key = "num_epochs" if planned.loaded.manifest.training.config.num_epochs is not None else "epochs"
-    return replace(planned.request, overrides=(*planned.request.overrides, f"{_PREFIX}{key}=1"))
+    config = planned.loaded.manifest.training.config
+    settings = ["num_epochs=1" if config.num_epochs is not None else "epochs=1"]
+    settings += ["max_steps=0"] if config.max_steps else []  # it would take precedence
+    return replace(planned.request, overrides=(*planned.request.overrides, *(f"{_PREFIX}{each}" for each in settings)))
 
 
 def match_rows(plan: Plan, audit: Audit) -> int:

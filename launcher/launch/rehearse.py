@@ -168,10 +168,13 @@ def _make_request(request: Request, cluster: Plan, stage: _Ranks, num_steps: int
         "offload": cluster.offload,
         "gradient_checkpointing": _CHECKPOINTING[cluster.checkpointing],
         "logging_steps": 1,
-        "save_steps": every,
-        "eval_steps": every,
         "wandb.mode": "disabled",  # a rehearsal is not worth logging
     }
+    schedule = cluster.schedule
+    if schedule.save_every_steps or schedule.save_every_epochs:
+        config |= {"save_strategy": "steps", "save_steps": every}
+    if schedule.evaluate_every_steps or schedule.evaluate_every_epochs:
+        config |= {"evaluation_strategy": "steps", "eval_steps": every}
     return replace(
         request,
         overrides=(*request.overrides, *(f"training.config.{key}={value}" for key, value in config.items())),

@@ -233,7 +233,7 @@ def test_runs_are_columns_that_sort_by_a_row(page: Page, comparison: Comparison)
 def test_best_value_is_marked_in_words(page: Page) -> None:
     best = page.row("validation loss, final")[1]
     assert "★" in best.text
-    assert "best of 3 comparable runs" in str(best.get_attribute("textContent"))
+    assert "best of 2 comparable runs" in str(best.get_attribute("textContent"))
     assert "★" not in page.row("validation loss, final")[3].text
 
 

@@ -124,6 +124,17 @@ def test_num_epochs_of_the_manifest_is_overridden_by_the_same_key(write_manifest
     assert make_pair(expert=str(path)).new.plan.schedule.epochs == 1.0
 
 
+def test_max_steps_of_the_manifest_do_not_end_the_epoch(write_manifest: WriteManifest) -> None:
+    pair = make_pair(expert=str(write_manifest({"training.config.max_steps": 9})))
+    for side in (pair.old, pair.new):
+        assert (side.plan.schedule.max_steps, side.plan.schedule.epochs) == (None, 1.0)
+
+
+def test_precision_from_the_command_line_is_that_of_both() -> None:
+    pair = make_pair(gpu="rtx4090", overrides=("training.config.bf16=true",))
+    assert [side.plan.precision.compute_dtype for side in (pair.old, pair.new)] == ["bf16", "bf16"]
+
+
 @pytest.mark.parametrize(
     ("fields", "note"),
     [

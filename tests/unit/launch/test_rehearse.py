@@ -103,6 +103,17 @@ def test_engine_on_one_gpu_is_rehearsed_by_two_ranks() -> None:
     assert made.notes[0] == "1 rank is rehearsed as 2: a single CPU rank would run without this strategy"
 
 
+@pytest.mark.parametrize("saving", ["steps", "epoch"])
+@pytest.mark.parametrize("evaluating", ["steps", "epoch", "no"])
+def test_a_checkpoint_and_an_evaluation_are_rehearsed_if_the_cluster_has_them(saving: str, evaluating: str) -> None:
+    config = {"save_strategy": saving, "evaluation_strategy": evaluating, "load_best_model_at_end": "false"}
+    made = rehearse(overrides=tuple(f"training.config.{key}={value}" for key, value in config.items()))
+    schedule = made.planned.plan.schedule
+    every = (schedule.num_steps or 0) - 1
+    assert schedule.save_every_steps == every
+    assert schedule.evaluate_every_steps == (None if evaluating == "no" else every)
+
+
 def test_single_gpu_is_rehearsed_by_one_process() -> None:
     made = rehearse(gpus_per_node=1, nodes=1)
     assert (made.planned.plan.strategy, made.planned.plan.hardware.num_ranks) == ("single", 1)
