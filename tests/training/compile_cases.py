@@ -171,10 +171,11 @@ def compile_fused_lora() -> None:
     for rank in (8, 16, 64):
         matrices = [zeros(rank, 1024), zeros(2048, rank)]
         targets = [zeros(rank, 1024, dtype=BF16), zeros(2048, rank, dtype=BF16)]
-        fused_lora_triton.LoraCopy(list(zip(matrices, targets, (1.0, 2.0), strict=True)))()
+        fused_lora_triton.LoraCopy(list(zip(matrices, targets, (1.0, 2.0), (None, zeros(2048)), strict=True)))()
         a_grads, b_grads = zeros(3 * rank, 1024, dtype=BF16), zeros(4096, 3 * rank, dtype=BF16)
         lora_a_grad, lora_b_grad = zeros(3 * rank, 1024), zeros(4096, rank)
-        fused_lora_triton.split_lora_grads(a_grads, b_grads, [2048, 1024, 1024], 2.0, lora_a_grad, lora_b_grad)
+        for a_parts, b_parts in ((a_grads, b_grads), (zeros(3, 3 * rank, 1024), zeros(2, 4096, 3 * rank))):
+            fused_lora_triton.split_lora_grads(a_parts, b_parts, [2048, 1024, 1024], 2.0, lora_a_grad, lora_b_grad)
         num_codes, num_scales = 4096 * 1024 // 2, 4096 * 1024 // 64
         stored = Nf4Weights(
             *(zeros(num_codes, dtype=torch.uint8), zeros(16), zeros(num_scales, dtype=torch.uint8), zeros(256)),
@@ -199,8 +200,8 @@ def compile_fp8(*, with_matmul: bool) -> None:
         fp8_triton.quantize_rows(gate_up, zeros(2 * intermediate))
         compile_fp8_rope_backward(16 if hidden == 1024 else 32, 8)
         lora_a, scaled_b = zeros(ranks, hidden, dtype=BF16), zeros(2 * intermediate, ranks, dtype=BF16)
-        x_lora = fp8_matmul_triton.project_rows(*rows, lora_a.t(), None)
-        grad_lora = fp8_matmul_triton.project_rows(*grads, scaled_b, zeros(2 * intermediate))
+        x_lora = fp8_matmul_triton.project_rows(*rows, lora_a.t())
+        grad_lora = fp8_matmul_triton.project_rows(*grads, scaled_b)
         fp8_matmul_triton.sum_products(*rows, grad_lora, None, transposed=False)
         fp8_matmul_triton.sum_products(*grads, x_lora, zeros(2 * intermediate), transposed=True)
         codes = zeros(2 * intermediate, hidden, dtype=torch.uint8).view(fp8.DTYPE)

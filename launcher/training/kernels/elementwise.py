@@ -291,16 +291,18 @@ def split_lora_grads(
 ) -> tuple[Tensor, Tensor]:
     """Return the stacked dA [matrices * rank, in] and dB [out, rank] of the matrices of a fused weight.
 
-    The diagonal blocks of `b_grads` [out, ranks] are dB / scale of one matrix each; the other blocks are ignored.
+    The diagonal blocks of `b_grads` [out, ranks] are dB / scale of one matrix each; the other blocks are ignored. Both
+    may have a leading dimension of parts, which are summed.
     """
     num_ranks, dtype = rank * len(out_features), get_grad_dtype(a_grads.dtype)
-    lora_a_grad = a_grads.new_empty(num_ranks, a_grads.shape[1], dtype=dtype)
-    lora_b_grad = b_grads.new_empty(len(b_grads), rank, dtype=dtype)
+    lora_a_grad = a_grads.new_empty(num_ranks, a_grads.shape[-1], dtype=dtype)
+    lora_b_grad = b_grads.new_empty(b_grads.shape[-2], rank, dtype=dtype)
     if supports_triton(a_grads.device):
         from launcher.training.kernels import fused_lora_triton
 
         fused_lora_triton.split_lora_grads(a_grads, b_grads, out_features, scale, lora_a_grad, lora_b_grad)
         return lora_a_grad, lora_b_grad
+    a_grads, b_grads = (grads.sum(0) if grads.dim() == 3 else grads for grads in (a_grads, b_grads))
     lora_a_grad.copy_(a_grads[:num_ranks])
     rows = b_grads.split(out_features)
     torch.cat([row[:, i * rank : (i + 1) * rank].to(dtype) for i, row in enumerate(rows)], out=lora_b_grad)

@@ -31,6 +31,7 @@ class Fp8Weights(NamedTuple):
 
     codes: Tensor  # [out, in]
     scales: Tensor  # [out], fp32
+    grad_B: Tensor  # [out, ranks]: scaled_B / scales, for gradients that were multiplied by the scales
     scaled_B: Tensor  # [out, ranks]
     lora_A: Tensor  # [ranks, in]
 
@@ -181,21 +182,21 @@ def project_rows(rows: Fp8Rows, lora_A: Tensor) -> Tensor:
     if supports_triton(lora_A.device):
         from launcher.training.kernels import fp8_matmul_triton
 
-        return fp8_matmul_triton.project_rows(rows.codes, rows.scales, lora_A.t(), None)
+        return fp8_matmul_triton.project_rows(rows.codes, rows.scales, lora_A.t())
     return (_dequantize(rows) @ lora_A.float().t()).to(lora_A.dtype)
 
 
-def project_grad_rows(rows: Fp8Rows, scaled_B: Tensor, column_scales: Tensor) -> Tensor:
-    """Return dy (s B) in B's dtype, for rows = dy * column_scales."""
-    if supports_triton(scaled_B.device):
+def project_grad_rows(rows: Fp8Rows, grad_B: Tensor) -> Tensor:
+    """Return dy (s B) in B's dtype, for rows = dy * column_scales and grad_B = s B / column_scales."""
+    if supports_triton(grad_B.device):
         from launcher.training.kernels import fp8_matmul_triton
 
-        return fp8_matmul_triton.project_rows(rows.codes, rows.scales, scaled_B, column_scales)
-    return ((_dequantize(rows) / column_scales) @ scaled_B.float()).to(scaled_B.dtype)
+        return fp8_matmul_triton.project_rows(rows.codes, rows.scales, grad_B)
+    return (_dequantize(rows) @ grad_B.float()).to(grad_B.dtype)
 
 
 def lora_A_grad(rows: Fp8Rows, grad_lora: Tensor) -> Tensor:
-    """Return dA [ranks, in] = grad_lora^T x in fp32."""
+    """Return dA [ranks, in] = grad_lora^T x in fp32, possibly as [parts, ranks, in] that are to be summed."""
     if supports_triton(grad_lora.device):
         from launcher.training.kernels import fp8_matmul_triton
 
@@ -204,7 +205,10 @@ def lora_A_grad(rows: Fp8Rows, grad_lora: Tensor) -> Tensor:
 
 
 def lora_B_grad(rows: Fp8Rows, x_lora: Tensor, column_scales: Tensor) -> Tensor:
-    """Return dB / s [out, ranks] = dy^T x_lora in fp32, for rows = dy * column_scales."""
+    """Return dB / s [out, ranks] = dy^T x_lora in fp32, for rows = dy * column_scales.
+
+    The result may be [parts, out, ranks], to be summed over the parts.
+    """
     if supports_triton(x_lora.device):
         from launcher.training.kernels import fp8_matmul_triton
 
@@ -248,7 +252,9 @@ def _(grad: Tensor, codes: Tensor, *_rest: Any) -> Tensor:
 
 
 @torch.library.custom_op("launcher::dequantize_fp8", mutates_args=())
-def dequantize_fp8(codes: Tensor, scales: Tensor, scaled_B: Tensor, lora_A: Tensor, _after: Tensor | None) -> Tensor:
+def dequantize_fp8(
+    codes: Tensor, scales: Tensor, _grad_B: Tensor, scaled_B: Tensor, lora_A: Tensor, _after: Tensor | None
+) -> Tensor:
     """Return the dense fused weight [[W, s B], [A, 0]], with W converted from FP8; for `_after` see nf4.dequantize."""
     (out_features, ranks), in_features = scaled_B.shape, lora_A.shape[1]
     weight = scaled_B.new_zeros(out_features + ranks, in_features + ranks)
@@ -259,6 +265,8 @@ def dequantize_fp8(codes: Tensor, scales: Tensor, scaled_B: Tensor, lora_A: Tens
 
 
 @dequantize_fp8.register_fake
-def _(_codes: Tensor, _scales: Tensor, scaled_B: Tensor, lora_A: Tensor, _after: Tensor | None) -> Tensor:
+def _(
+    _codes: Tensor, _scales: Tensor, _grad_B: Tensor, scaled_B: Tensor, lora_A: Tensor, _after: Tensor | None
+) -> Tensor:
     ranks = scaled_B.shape[1]
     return scaled_B.new_empty(len(scaled_B) + ranks, lora_A.shape[1] + ranks)

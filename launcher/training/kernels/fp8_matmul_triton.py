@@ -21,8 +21,8 @@ _TILE = 128, 256, 128  # tokens, outputs, inputs of the matmul
 _GROUP = 8  # tiles of tokens that are processed with the same weights in cache
 _MAX_RANKS = 64  # of one LoRA tile
 _PROGRAMS_PER_SM = 2  # that fill a multiprocessor
-_MIN_SPLIT_INPUTS = 1024  # that a program projects
-_SUMMED_TOKENS = 64
+_PROJECTED_INPUTS, _MIN_SPLIT_INPUTS = 128, 1024  # of an iteration and of a program
+_MIN_SUMMED_TOKENS = 512  # of a program with wide tiles
 _TRANSPOSED = 64
 
 
@@ -63,11 +63,17 @@ def _matmul_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def _convert(codes, dtype: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Convert FP8 codes through FP32: a direct conversion to BF16 needs a slow instruction for each number."""
+    return codes.to(tl.float32).to(dtype)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def _project_rows_kernel(  # type: ignore[no-untyped-def]
-    codes, row_scales, right, column_scales, out, num_tokens, width, ranks, in_stride, rank_stride, inputs_per_program,
-    tokens: tl.constexpr, inputs: tl.constexpr, tile_ranks: tl.constexpr, divides: tl.constexpr,
+    codes, row_scales, right, out, num_tokens, width, ranks, in_stride, rank_stride, inputs_per_program,
+    tokens: tl.constexpr, inputs: tl.constexpr, tile_ranks: tl.constexpr,
 ):  # fmt: skip
-    """Write rows @ right, or with `divides` rows @ (right / column_scales); programs of axis 2 write partial sums."""
+    """Write rows @ right; programs of axis 2 write partial sums."""
     token_ids = tl.program_id(0) * tokens + tl.arange(0, tokens)
     rank_ids = tl.program_id(1) * tile_ranks + tl.arange(0, tile_ranks)
     inside_tokens, inside_ranks = token_ids < num_tokens, rank_ids < ranks
@@ -80,10 +86,7 @@ def _project_rows_kernel(  # type: ignore[no-untyped-def]
         values = tl.load(row_ptr, mask=inside_tokens[:, None] & inside[None, :], other=0.0)
         right_ptr = right + input_ids.to(tl.int64)[:, None] * in_stride + rank_ids[None, :] * rank_stride
         factors = tl.load(right_ptr, mask=inside[:, None] & inside_ranks[None, :], other=0.0)
-        if divides:
-            scale = tl.load(column_scales + input_ids, mask=inside, other=1.0)
-            factors = (factors / scale[:, None]).to(right.dtype.element_ty)
-        acc = tl.dot(values.to(right.dtype.element_ty), factors, acc)
+        acc = tl.dot(_convert(values, right.dtype.element_ty), factors, acc)
     acc *= tl.load(row_scales + token_ids, mask=inside_tokens, other=0.0)[:, None]
     out += tl.program_id(2).to(tl.int64) * num_tokens * ranks
     out_ptr = out + token_ids.to(tl.int64)[:, None] * ranks + rank_ids[None, :]
@@ -123,7 +126,7 @@ def _sum_products_kernel(  # type: ignore[no-untyped-def]
         factors = tl.load(left_ptr, mask=inside[:, None] & inside_ranks[None, :], other=0.0).to(tl.float32)
         factors *= tl.load(row_scales + token_ids, mask=inside, other=0.0)[:, None]
         factors = factors.to(left.dtype.element_ty)
-        acc = tl.dot(tl.trans(factors), values.to(left.dtype.element_ty), acc)
+        acc = tl.dot(tl.trans(factors), _convert(values, left.dtype.element_ty), acc)
     if divides:
         acc /= tl.load(column_scales + feature_ids, mask=inside_features, other=1.0)[None, :]
     part = sums + tl.program_id(1).to(tl.int64) * width * ranks
@@ -191,15 +194,15 @@ def matmul(
     return y
 
 
-def project_rows(codes: Tensor, row_scales: Tensor, right: Tensor, column_scales: Tensor | None) -> Tensor:
-    """Return rows @ right [tokens, ranks]; with column_scales, (rows / column_scales) @ right."""
+def project_rows(codes: Tensor, row_scales: Tensor, right: Tensor) -> Tensor:
+    """Return rows @ right [tokens, ranks]."""
     (num_tokens, width), ranks = codes.shape, right.shape[1]
     tile_ranks = min(_MAX_RANKS, max(16, triton.next_power_of_2(ranks)))
     num_slots = _PROGRAMS_PER_SM * _count_multiprocessors(codes.device)
-    tokens, inputs = (128, 64) if num_tokens >= 64 * num_slots else (64, 128)
+    tokens, stages = (128, 3) if num_tokens >= 64 * num_slots else (64, 4)
     grid = triton.cdiv(num_tokens, tokens), triton.cdiv(ranks, tile_ranks)
     num_splits = max(1, min(num_slots // (grid[0] * grid[1]), width // _MIN_SPLIT_INPUTS))
-    per_program = triton.cdiv(triton.cdiv(width, num_splits), inputs) * inputs
+    per_program = triton.cdiv(triton.cdiv(width, num_splits), _PROJECTED_INPUTS) * _PROJECTED_INPUTS
     num_splits = triton.cdiv(width, per_program)
     out = right.new_empty(num_tokens, ranks)
     parts = out if num_splits == 1 else right.new_empty(num_splits, num_tokens, ranks, dtype=torch.float32)
@@ -207,7 +210,6 @@ def project_rows(codes: Tensor, row_scales: Tensor, right: Tensor, column_scales
         codes,
         row_scales,
         right,
-        row_scales if column_scales is None else column_scales,
         parts,
         num_tokens,
         width,
@@ -216,11 +218,10 @@ def project_rows(codes: Tensor, row_scales: Tensor, right: Tensor, column_scales
         right.stride(1),
         per_program,
         tokens=tokens,
-        inputs=inputs,
+        inputs=_PROJECTED_INPUTS,
         tile_ranks=tile_ranks,
-        divides=column_scales is not None,
-        num_stages=4,
-        num_warps=4,
+        num_stages=stages,
+        num_warps=tokens // 16,
     )
     if num_splits > 1:
         _sum_splits_kernel[(triton.cdiv(out.numel(), 1024),)](parts, out, out.numel(), num_splits, block=1024)
@@ -230,13 +231,21 @@ def project_rows(codes: Tensor, row_scales: Tensor, right: Tensor, column_scales
 def sum_products(
     codes: Tensor, row_scales: Tensor, left: Tensor, column_scales: Tensor | None, *, transposed: bool
 ) -> Tensor:
-    """Return left^T @ rows [ranks, features] or its transpose in fp32; tokens are always summed in the same order."""
+    """Return left^T @ rows or its transpose in fp32, as [parts, ranks, features] that are to be summed over the parts.
+
+    The same tokens are always summed in the same order.
+    """
     (num_tokens, width), ranks = codes.shape, left.shape[1]
-    tile_ranks = min(_MAX_RANKS, max(16, triton.next_power_of_2(ranks)))
-    features = 256 if _get_architecture() == 90 else 128  # elsewhere 256 do not fit into the registers
+    num_slots = _PROGRAMS_PER_SM * _count_multiprocessors(codes.device)
+    tokens, features, tile_ranks = 64, 128, min(_MAX_RANKS, max(16, triton.next_power_of_2(ranks)))
+    if _get_architecture() == 90:  # wider tiles would not fit into the registers elsewhere
+        tile_ranks = 64  # what a warp group multiplies
+        # Few tokens per program would write and read more partial sums than data.
+        is_wide = num_tokens * triton.cdiv(width, 256) >= _MIN_SUMMED_TOKENS * num_slots
+        tokens, features = (64, 256) if is_wide else (128, 64)
     grid = triton.cdiv(width, features), triton.cdiv(ranks, tile_ranks)
-    num_splits = max(1, _PROGRAMS_PER_SM * _count_multiprocessors(codes.device) // (grid[0] * grid[1]))
-    per_program = triton.cdiv(triton.cdiv(num_tokens, num_splits), _SUMMED_TOKENS) * _SUMMED_TOKENS
+    num_splits = max(1, num_slots // (grid[0] * grid[1]))
+    per_program = triton.cdiv(triton.cdiv(num_tokens, num_splits), tokens) * tokens
     num_splits = triton.cdiv(num_tokens, per_program)
     shape = (width, ranks) if transposed else (ranks, width)
     sums = left.new_empty(num_splits, *shape, dtype=torch.float32)
@@ -251,7 +260,7 @@ def sum_products(
         ranks,
         left.stride(0),
         per_program,
-        tokens=_SUMMED_TOKENS,
+        tokens=tokens,
         features=features,
         tile_ranks=tile_ranks,
         divides=column_scales is not None,
@@ -259,7 +268,7 @@ def sum_products(
         num_stages=3,
         num_warps=4,
     )
-    return sums[0] if num_splits == 1 else sums.sum(0)
+    return sums
 
 
 def transpose(codes: Tensor) -> Tensor:

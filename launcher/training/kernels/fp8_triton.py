@@ -16,7 +16,7 @@ _FP8 = torch.float8_e4m3fn
 def _round_to_fp8(values, amax):  # type: ignore[no-untyped-def]
     """Return the codes and the scale of values whose largest magnitude is amax; the scale of zeros is zero."""
     scale = amax / 448.0
-    return (values / tl.where(scale > 0, scale, 1.0)).to(tl.float8e4nv), scale
+    return (values * (1.0 / tl.where(scale > 0, scale, 1.0))).to(tl.float8e4nv), scale
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -59,81 +59,139 @@ def _swiglu_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _swiglu_backward_kernel(  # type: ignore[no-untyped-def]
-    grad, gate_up, factors, codes, scales, width, stride, block: tl.constexpr, is_gelu: tl.constexpr
-):
-    """Round d(gate_up) * factors to FP8; overwrite `grad` with the recomputed forward output."""
-    row = tl.program_id(0).to(tl.int64)
-    columns = tl.arange(0, block)
+def _gate_up_grads(grad, gate_up, factors, width, columns, is_gelu: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return d(gate) and d(up) times their factors for some columns of a row, and the largest magnitude."""
     mask = columns < width
-    gate = tl.load(gate_up + row * stride + columns, mask=mask, other=0.0).to(tl.float32)
-    up = tl.load(gate_up + row * stride + width + columns, mask=mask, other=0.0).to(tl.float32)
-    dy = tl.load(grad + row * width + columns, mask=mask, other=0.0).to(tl.float32)
+    gate = tl.load(gate_up + columns, mask=mask, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + width + columns, mask=mask, other=0.0).to(tl.float32)
+    dy = tl.load(grad + columns, mask=mask, other=0.0).to(tl.float32)
     v, slope = sigmoid_input(gate, is_gelu)
     sigmoid = 1.0 / (1.0 + tl.exp(-v))
     activated = gate * sigmoid
-    tl.store(grad + row * width + columns, (activated * up).to(grad.dtype.element_ty), mask=mask)
+    tl.store(grad + columns, (activated * up).to(grad.dtype.element_ty), mask=mask)
     gate_grad = dy * up * (sigmoid + activated * (1.0 - sigmoid) * slope)
     gate_grad *= tl.load(factors + columns, mask=mask, other=0.0)
     up_grad = dy * activated * tl.load(factors + width + columns, mask=mask, other=0.0)
-    amax = tl.maximum(tl.max(tl.abs(gate_grad), axis=0), tl.max(tl.abs(up_grad), axis=0))
+    amax = tl.max(tl.maximum(tl.abs(gate_grad), tl.abs(up_grad)), axis=0)
+    return gate_grad, up_grad, amax
+
+
+@triton.jit
+def _store_gate_up(codes, gate_grad, up_grad, amax, width, columns):  # type: ignore[no-untyped-def]
     gate_codes, scale = _round_to_fp8(gate_grad, amax)
     up_codes, _ = _round_to_fp8(up_grad, amax)
-    tl.store(scales + row, scale)
-    tl.store(codes + row * 2 * width + columns, gate_codes, mask=mask)
-    tl.store(codes + row * 2 * width + width + columns, up_codes, mask=mask)
+    tl.store(codes + columns, gate_codes, mask=columns < width)
+    tl.store(codes + width + columns, up_codes, mask=columns < width)
+    return scale
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _load_heads(ptr, token, head, first, count, columns, size: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Load both halves of the heads `first` to `first + count` of one token; other heads are zero."""
-    mask = ((head >= first) & (head < first + count))[:, None]
-    address = ptr + (token * count + head - first)[:, None] * size + columns[None, :]
-    x1 = tl.load(address, mask=mask, other=0.0).to(tl.float32)
-    return x1, tl.load(address + size // 2, mask=mask, other=0.0).to(tl.float32)
+def _swiglu_backward_kernel(  # type: ignore[no-untyped-def]
+    grad, gate_up, factors, codes, scales, width, stride, block: tl.constexpr, rest: tl.constexpr,
+    is_gelu: tl.constexpr,
+):  # fmt: skip
+    """Round d(gate_up) * factors to FP8; overwrite `grad` with the recomputed forward output.
+
+    A row is processed as `block` columns and, if there are more, up to `rest` others: a single block of the next power
+    of two would leave up to half of the threads idle.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    grad += row * width
+    gate_up += row * stride
+    codes += row * 2 * width
+    columns = tl.arange(0, block)
+    gate_grad, up_grad, amax = _gate_up_grads(grad, gate_up, factors, width, columns, is_gelu)
+    if rest > 0:
+        more = block + tl.arange(0, rest)
+        more_gate, more_up, more_amax = _gate_up_grads(grad, gate_up, factors, width, more, is_gelu)
+        amax = tl.maximum(amax, more_amax)
+        _store_gate_up(codes, more_gate, more_up, amax, width, more)
+    tl.store(scales + row, _store_gate_up(codes, gate_grad, up_grad, amax, width, columns))
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _load_heads(ptr, head, columns, count: tl.constexpr, padded: tl.constexpr, size: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Load both halves of `count` heads of one token, padded with zeros."""
+    address = ptr + head[:, None] * size + columns[None, :]
+    if count == padded:
+        x1, x2 = tl.load(address), tl.load(address + size // 2)
+    else:
+        inside = (head < count)[:, None]
+        x1, x2 = tl.load(address, mask=inside, other=0.0), tl.load(address + size // 2, mask=inside, other=0.0)
+    return x1.to(tl.float32), x2.to(tl.float32)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _head_grads(  # type: ignore[no-untyped-def]
+    grad, qkv, norm, cos, sin, factors, eps, count: tl.constexpr, padded: tl.constexpr, size: tl.constexpr,
+    has_rope: tl.constexpr, has_norm: tl.constexpr,
+):  # fmt: skip
+    """Return both halves of the gradients of some heads of one token times their factors, and the largest magnitude."""
+    half: tl.constexpr = size // 2
+    head, columns = tl.arange(0, padded), tl.arange(0, half)
+    d1, d2 = _load_heads(grad, head, columns, count, padded, size)
+    if has_rope:
+        c = tl.load(cos + columns).to(tl.float32)[None, :]
+        s = tl.load(sin + columns).to(tl.float32)[None, :]
+        d1, d2 = d1 * c + d2 * s, d2 * c - d1 * s
+    if has_norm:
+        x1, x2 = _load_heads(qkv, head, columns, count, padded, size)
+        d1 *= tl.load(norm + columns).to(tl.float32)[None, :]
+        d2 *= tl.load(norm + half + columns).to(tl.float32)[None, :]
+        rstd = (1.0 / tl.sqrt((tl.sum(x1 * x1, axis=1) + tl.sum(x2 * x2, axis=1)) / size + eps))[:, None]
+        x1, x2 = x1 * rstd, x2 * rstd
+        mean = ((tl.sum(d1 * x1, axis=1) + tl.sum(d2 * x2, axis=1)) / size)[:, None]
+        d1, d2 = rstd * (d1 - x1 * mean), rstd * (d2 - x2 * mean)
+    factors1, factors2 = _load_heads(factors, head, columns, count, padded, size)
+    d1, d2 = d1 * factors1, d2 * factors2
+    amax = tl.max(tl.max(tl.maximum(tl.abs(d1), tl.abs(d2)), axis=1), axis=0)
+    return d1, d2, amax
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _store_heads(codes, d1, d2, amax, count: tl.constexpr, padded: tl.constexpr, size: tl.constexpr):  # type: ignore[no-untyped-def]
+    head, columns = tl.arange(0, padded), tl.arange(0, size // 2)
+    codes1, scale = _round_to_fp8(d1, amax)
+    codes2, _ = _round_to_fp8(d2, amax)
+    address, inside = codes + head[:, None] * size + columns[None, :], (head < count)[:, None]
+    tl.store(address, codes1, mask=inside)
+    tl.store(address + size // 2, codes2, mask=inside)
+    return scale
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _qk_norm_rope_backward_kernel(  # type: ignore[no-untyped-def]
     query_grad, key_grad, value_grad, qkv, q_norm, k_norm, cos, sin, factors, codes, scales, eps,
     num_heads: tl.constexpr, num_kv_heads: tl.constexpr, size: tl.constexpr, padded_heads: tl.constexpr,
-    has_norm: tl.constexpr,
+    padded_kv_heads: tl.constexpr, has_norm: tl.constexpr,
 ):  # fmt: skip
     """Compute d(qkv) of one token (inverse rotation, RMSNorm backward) and round d(qkv) * factors to FP8."""
-    half: tl.constexpr = size // 2
-    total: tl.constexpr = num_heads + 2 * num_kv_heads
     token = tl.program_id(0).to(tl.int64)
-    head, columns = tl.arange(0, padded_heads), tl.arange(0, half)
-    is_query, is_rotated = (head < num_heads)[:, None], (head < num_heads + num_kv_heads)[:, None]
-    d1, d2 = _load_heads(query_grad, token, head, 0, num_heads, columns, size)
-    dk1, dk2 = _load_heads(key_grad, token, head, num_heads, num_kv_heads, columns, size)
-    dv1, dv2 = _load_heads(value_grad, token, head, num_heads + num_kv_heads, num_kv_heads, columns, size)
-    d1, d2 = d1 + dk1, d2 + dk2
-    c = tl.load(cos + token * size + columns).to(tl.float32)[None, :]
-    s = tl.load(sin + token * size + columns).to(tl.float32)[None, :]
-    d1, d2 = d1 * c + d2 * s, d2 * c - d1 * s
-    if has_norm:
-        address = qkv + (token * total + head)[:, None] * size + columns[None, :]
-        x1 = tl.load(address, mask=is_rotated, other=0.0).to(tl.float32)
-        x2 = tl.load(address + half, mask=is_rotated, other=0.0).to(tl.float32)
-        d1 *= tl.where(is_query, tl.load(q_norm + columns)[None, :], tl.load(k_norm + columns)[None, :]).to(tl.float32)
-        d2 *= tl.where(
-            is_query, tl.load(q_norm + half + columns)[None, :], tl.load(k_norm + half + columns)[None, :]
-        ).to(tl.float32)
-        rstd = (1.0 / tl.sqrt((tl.sum(x1 * x1, axis=1) + tl.sum(x2 * x2, axis=1)) / size + eps))[:, None]
-        x1, x2 = x1 * rstd, x2 * rstd
-        mean = ((tl.sum(d1 * x1, axis=1) + tl.sum(d2 * x2, axis=1)) / size)[:, None]
-        d1, d2 = rstd * (d1 - x1 * mean), rstd * (d2 - x2 * mean)
-    offsets = head[:, None] * size + columns[None, :]
-    inside = (head < total)[:, None]
-    d1 = (d1 + dv1) * tl.load(factors + offsets, mask=inside, other=0.0)
-    d2 = (d2 + dv2) * tl.load(factors + offsets + half, mask=inside, other=0.0)
-    amax = tl.maximum(tl.max(tl.max(tl.abs(d1), axis=1), axis=0), tl.max(tl.max(tl.abs(d2), axis=1), axis=0))
-    codes1, scale = _round_to_fp8(d1, amax)
-    codes2, _ = _round_to_fp8(d2, amax)
+    key_start: tl.constexpr = num_heads * size
+    value_start: tl.constexpr = key_start + num_kv_heads * size
+    width: tl.constexpr = value_start + num_kv_heads * size
+    qkv += token * width
+    codes += token * width
+    cos += token * size
+    sin += token * size
+    key_grad += token * num_kv_heads * size
+    q1, q2, q_amax = _head_grads(
+        query_grad + token * key_start, qkv, q_norm, cos, sin, factors, eps, num_heads, padded_heads, size, True,
+        has_norm,
+    )  # fmt: skip
+    k1, k2, k_amax = _head_grads(
+        key_grad, qkv + key_start, k_norm, cos, sin, factors + key_start, eps, num_kv_heads, padded_kv_heads, size,
+        True, has_norm,
+    )  # fmt: skip
+    v1, v2, v_amax = _head_grads(
+        value_grad + token * num_kv_heads * size, qkv, k_norm, cos, sin, factors + value_start, eps, num_kv_heads,
+        padded_kv_heads, size, False, False,
+    )  # fmt: skip
+    amax = tl.maximum(q_amax, tl.maximum(k_amax, v_amax))
+    scale = _store_heads(codes, q1, q2, amax, num_heads, padded_heads, size)
+    _store_heads(codes + key_start, k1, k2, amax, num_kv_heads, padded_kv_heads, size)
+    _store_heads(codes + value_start, v1, v2, amax, num_kv_heads, padded_kv_heads, size)
     tl.store(scales + token, scale)
-    tl.store(codes + token * total * size + offsets, codes1, mask=inside)
-    tl.store(codes + token * total * size + offsets + half, codes2, mask=inside)
 
 
 def _row_options(width: int, per_warp: int = 512) -> dict[str, int]:
@@ -159,7 +217,7 @@ def quantize_rows(x: Tensor, factors: Tensor | None, eps: float | None = None) -
         eps or 0.0,
         has_norm=eps is not None,
         has_factors=factors is not None,
-        **_row_options(x.shape[1]),
+        **_row_options(x.shape[1], 1024),
     )
     return codes, scales
 
@@ -186,8 +244,19 @@ def swiglu_backward(grad: Tensor, gate_up: Tensor, factors: Tensor, *, is_gelu: 
     """Return codes and scales of d(gate_up) * factors; overwrite `grad`, which is contiguous, with the output."""
     width = grad.shape[1]
     codes, scales = _new_rows(grad, 2 * width)
+    block = triton.next_power_of_2(width + 1) // 2  # the largest power of two up to the width
     _swiglu_backward_kernel[(len(grad),)](
-        grad, gate_up, factors, codes, scales, width, gate_up.stride(0), is_gelu=is_gelu, **_row_options(width, 256)
+        grad,
+        gate_up,
+        factors,
+        codes,
+        scales,
+        width,
+        gate_up.stride(0),
+        block=block,
+        rest=triton.next_power_of_2(width - block) if width > block else 0,
+        is_gelu=is_gelu,
+        num_warps=min(32, max(1, block // 256)),
     )
     return codes, scales
 
@@ -200,7 +269,7 @@ def qk_norm_rope_backward(
     num_tokens, num_heads, head_dim = grads[0].shape
     num_kv_heads = grads[1].shape[1]
     codes, scales = _new_rows(cos, (num_heads + 2 * num_kv_heads) * head_dim)
-    padded_heads = triton.next_power_of_2(num_heads + 2 * num_kv_heads)
+    padded_heads = triton.next_power_of_2(num_heads)
     _qk_norm_rope_backward_kernel[(num_tokens,)](
         *grads,
         qkv,
@@ -215,7 +284,8 @@ def qk_norm_rope_backward(
         num_kv_heads=num_kv_heads,
         size=head_dim,
         padded_heads=padded_heads,
+        padded_kv_heads=triton.next_power_of_2(num_kv_heads),
         has_norm=norms is not None,
-        num_warps=min(16, max(4, padded_heads * head_dim // 1024)),
+        num_warps=min(16, max(4, padded_heads * head_dim // 512)),
     )
     return codes, scales

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,12 +12,13 @@ from torch import Tensor
 
 _BLOCK = 1024
 _ROWS, _TILE = 32, 32
+_SUMMED_TILE = 256, 16  # elements and parts of them, when partial gradients are summed
 _TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _copy_lora_kernel(table, scales, source_type: tl.constexpr, target_type: tl.constexpr, block: tl.constexpr):  # type: ignore[no-untyped-def]
-    entry = table + tl.program_id(0) * 6  # columns of the table
+    entry = table + tl.program_id(0) * 7  # columns of the table
     source = tl.load(entry).to(tl.pointer_type(source_type))
     target = tl.load(entry + 1).to(tl.pointer_type(target_type))
     num_rows, num_columns = tl.load(entry + 2), tl.load(entry + 3)
@@ -27,24 +29,28 @@ def _copy_lora_kernel(table, scales, source_type: tl.constexpr, target_type: tl.
     values = tl.load(source + rows * source_stride + columns, mask=mask).to(tl.float32) * tl.load(
         scales + tl.program_id(0)
     )
+    divisors = tl.load(entry + 6)
+    if divisors != 0:
+        values /= tl.load(divisors.to(tl.pointer_type(tl.float32)) + rows, mask=mask, other=1.0)
     tl.store(target + rows * target_stride + columns, values.to(target_type), mask=mask)
 
 
 class LoraCopy:
     """Copies all LoRA matrices into the fused weights in one kernel launch.
 
-    Takes (source, target, scale) triples and writes target = source * scale. It stores the addresses of the tensors, so
-    they must not be reallocated.
+    Takes (source, target, scale, divisors) and writes target = source * scale, of which each row is divided by its
+    divisor if there are any. It stores the addresses of the tensors, so they must not be reallocated.
     """
 
-    def __init__(self, copies: list[tuple[Tensor, Tensor, float]]) -> None:
-        sources, targets, scales = zip(*copies, strict=True)
+    def __init__(self, copies: Sequence[tuple[Tensor, Tensor, float, Tensor | None]]) -> None:
+        sources, targets, scales, divisors = zip(*copies, strict=True)
         device = sources[0].device
+        addresses = [0 if one is None else one.data_ptr() for one in divisors]
         (self._source_type,) = {_TYPES[source.dtype] for source in sources}
         (self._target_type,) = {_TYPES[target.dtype] for target in targets}
         rows = [
-            (source.data_ptr(), target.data_ptr(), *source.shape, source.stride(0), target.stride(0))
-            for source, target in zip(sources, targets, strict=True)
+            (source.data_ptr(), target.data_ptr(), *source.shape, source.stride(0), target.stride(0), divisor)
+            for source, target, divisor in zip(sources, targets, addresses, strict=True)
         ]
         self.addresses = [source.data_ptr() for source in sources]
         self._table = torch.tensor(rows, dtype=torch.int64, device=device)
@@ -59,46 +65,67 @@ class LoraCopy:
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def _sum_parts(first, mask, num_parts, part_size, parts: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return the sums over num_parts tensors of part_size elements; `first` points to elements of the first one."""
+    total = tl.zeros(first.shape, tl.float32)
+    for start in range(0, num_parts, parts):
+        part = start + tl.arange(0, parts)
+        inside = mask[None, :] & (part < num_parts)[:, None]
+        values = tl.load(first[None, :] + part.to(tl.int64)[:, None] * part_size, mask=inside, other=0.0)
+        total += tl.sum(values.to(tl.float32), axis=0)
+    return total
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def _split_lora_grads_kernel(  # type: ignore[no-untyped-def]
-    a_grads, b_grads, lora_a_grad, lora_b_grad, a_numel, b_numel, first_end, second_end, ranks, scale,
-    rank: tl.constexpr, block: tl.constexpr,
+    a_grads, b_grads, lora_a_grad, lora_b_grad, a_numel, b_numel, num_a_parts, num_b_parts, a_size, b_size, first_end,
+    second_end, ranks, scale, rank: tl.constexpr, block: tl.constexpr, parts: tl.constexpr,
 ):  # fmt: skip
-    """Copy the gradients of A in the first programs, and each row's diagonal block of those of B in the others."""
+    """Sum the gradients of A in the first programs, and each row's diagonal block of those of B in the others."""
     num_copying = tl.cdiv(a_numel, block)
     program = tl.program_id(0)
     if program < num_copying:
         indices = program * block + tl.arange(0, block)
         mask = indices < a_numel
-        values = tl.load(a_grads + indices, mask=mask)
+        values = _sum_parts(a_grads + indices, mask, num_a_parts, a_size, parts)
         tl.store(lora_a_grad + indices, values.to(lora_a_grad.dtype.element_ty), mask=mask)
     else:
         indices = (program - num_copying) * block + tl.arange(0, block)
         mask = indices < b_numel
         row, column = indices // rank, indices % rank
         matrix = (row >= first_end).to(tl.int32) + (row >= second_end).to(tl.int32)
-        scaled = tl.load(b_grads + row.to(tl.int64) * ranks + matrix * rank + column, mask=mask).to(tl.float32) * scale
-        tl.store(lora_b_grad + indices, scaled.to(lora_b_grad.dtype.element_ty), mask=mask)
+        diagonal = b_grads + row.to(tl.int64) * ranks + matrix * rank + column
+        values = _sum_parts(diagonal, mask, num_b_parts, b_size, parts) * scale
+        tl.store(lora_b_grad + indices, values.to(lora_b_grad.dtype.element_ty), mask=mask)
 
 
 def split_lora_grads(
     a_grads: Tensor, b_grads: Tensor, out_features: list[int], scale: float, lora_a_grad: Tensor, lora_b_grad: Tensor
 ) -> None:
     """Write dA and dB of up to three matrices to `lora_a_grad` and `lora_b_grad`; see elementwise.split_lora_grads."""
-    a_grads, b_grads = a_grads.contiguous(), b_grads.contiguous()
+    a_grads, b_grads = (
+        (grads if grads.dim() == 3 else grads[None]).contiguous() for grads in (a_grads, b_grads)
+    )  # [parts, ...]
     a_numel, b_numel = lora_a_grad.numel(), lora_b_grad.numel()
-    _split_lora_grads_kernel[(triton.cdiv(a_numel, _BLOCK) + triton.cdiv(b_numel, _BLOCK),)](
+    block, parts = (_BLOCK, 1) if len(a_grads) == len(b_grads) == 1 else _SUMMED_TILE
+    _split_lora_grads_kernel[(triton.cdiv(a_numel, block) + triton.cdiv(b_numel, block),)](
         a_grads,
         b_grads,
         lora_a_grad,
         lora_b_grad,
         a_numel,
         b_numel,
+        len(a_grads),
+        len(b_grads),
+        a_grads[0].numel(),
+        b_grads[0].numel(),
         out_features[0],
         sum(out_features[:2]),
-        b_grads.shape[1],
+        b_grads.shape[2],
         scale,
         rank=lora_b_grad.shape[1],
-        block=_BLOCK,
+        block=block,
+        parts=parts,
     )
 
 

@@ -149,8 +149,11 @@ def multiply_grad_rows(rows: Fp8Rows, grad_lora: Tensor, weight: Fp8Weights) -> 
 def project_backward_fp8(
     rows: Fp8Rows, x_rows: Fp8Rows, x_lora: Tensor, weight: Fp8Weights, needs_input_grad: bool = True
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return dx, dA and dB of a fused weight, given `rows` = dy * weight.scales and x in FP8."""
-    grad_lora = fp8.project_grad_rows(rows, weight.scaled_B, weight.scales)
+    """Return dx, dA and dB of a fused weight, given `rows` = dy * weight.scales and x in FP8.
+
+    dA and dB may be parts that are to be summed, as split_lora_grads does.
+    """
+    grad_lora = fp8.project_grad_rows(rows, weight.grad_B)
     x_grad = multiply_grad_rows(rows, grad_lora, weight) if needs_input_grad else grad_lora.new_empty(0)
     return x_grad, fp8.lora_A_grad(x_rows, grad_lora), fp8.lora_B_grad(rows, x_lora, weight.scales)
 

@@ -41,6 +41,8 @@ def check_all(device: str) -> None:
     check_lora_copy(device)
     for out_features, ranks in (([40, 24, 16], 16), ([700, 700], 16), ([130], 8)):
         check_split_lora_grads(device, out_features, ranks)
+    check_split_lora_grads(device, [40, 24, 16], 16, (3,), (37,))
+    check_split_lora_grads(device, [40, 24], 16, (1,), (16,))
     check_row_norms(device, 12)
     check_row_norms(device, 72)  # more than a tile
     for num_in, num_out, ranks in ((128, 384, 8), (2048, 24, 48), (72, 512, 24), (576, 192, 0), (64, 3, 0)):
@@ -165,14 +167,20 @@ def check_dropout(device: str, splits: bool) -> None:
 def check_lora_copy(device: str) -> None:
     matrices = [torch.randn(shape, device=device) for shape in ((3, 40), (40, 5), (700, 16))]
     targets = [torch.zeros(2000, 80, device=device)[: len(one), 7 : 7 + one.shape[1]] for one in matrices]
-    fused_lora_triton.LoraCopy(list(zip(matrices, targets, (1.0, 2.0, 0.5), strict=True)))()
-    for matrix, target, scale in zip(matrices, targets, (1.0, 2.0, 0.5), strict=True):
-        assert_close(target, matrix.cpu() * scale)
+    divisors = None, None, 0.5 + torch.rand(700, device=device)
+    copies = list(zip(matrices, targets, (1.0, 2.0, 0.5), divisors, strict=True))
+    fused_lora_triton.LoraCopy(copies)()
+    for matrix, target, scale, divisor in copies:
+        expected = matrix * scale if divisor is None else matrix * scale / divisor[:, None]
+        assert_close(target, expected.cpu())
 
 
-def check_split_lora_grads(device: str, out_features: list[int], ranks: int) -> None:
+def check_split_lora_grads(
+    device: str, out_features: list[int], ranks: int, a_parts: tuple[int, ...] = (), b_parts: tuple[int, ...] = ()
+) -> None:
+    """Gradients, or parts of them that are summed."""
     rank = 5  # smaller than the padded number of columns
-    a_grads, b_grads = torch.randn(ranks, 300), torch.randn(sum(out_features), ranks)
+    a_grads, b_grads = torch.randn(*a_parts, ranks, 300), torch.randn(*b_parts, sum(out_features), ranks)
     expected = elementwise.split_lora_grads(a_grads, b_grads, out_features, 0.5, rank)
     actual = tuple(torch.empty_like(one, device=device) for one in expected)
     fused_lora_triton.split_lora_grads(a_grads.to(device), b_grads.to(device), out_features, 0.5, *actual)
@@ -342,15 +350,15 @@ def check_fp8_adapter(device: str, ranks: int) -> None:
     rows = fp8.quantize_rows(torch.randn(150, 208))
     codes, scales = (one.to(device) for one in rows)
     lora_a, scaled_b, columns = torch.randn(ranks, 208), torch.randn(208, ranks), 0.5 + torch.rand(208)
-    ours = fp8_matmul_triton.project_rows(codes, scales, lora_a.to(device).t(), None)
+    ours = fp8_matmul_triton.project_rows(codes, scales, lora_a.to(device).t())
     assert_close(ours, fp8.project_rows(rows, lora_a), _tolerance(device))
-    ours = fp8_matmul_triton.project_rows(codes, scales, scaled_b.to(device), columns.to(device))
-    assert_close(ours, fp8.project_grad_rows(rows, scaled_b, columns), _tolerance(device))
+    ours = fp8_matmul_triton.project_rows(codes, scales, scaled_b.to(device))
+    assert_close(ours, fp8.project_grad_rows(rows, scaled_b), _tolerance(device))
     left = torch.randn(150, ranks)
     ours = fp8_matmul_triton.sum_products(codes, scales, left.to(device), None, transposed=False)
-    assert_close(ours, fp8.lora_A_grad(rows, left), _tolerance(device))
+    assert_close(ours.sum(0), fp8.lora_A_grad(rows, left), _tolerance(device))
     ours = fp8_matmul_triton.sum_products(codes, scales, left.to(device), columns.to(device), transposed=True)
-    assert_close(ours, fp8.lora_B_grad(rows, left, columns), _tolerance(device))
+    assert_close(ours.sum(0), fp8.lora_B_grad(rows, left, columns), _tolerance(device))
     assert torch.equal(fp8_matmul_triton.transpose(codes).cpu().float(), rows.codes.t().float())
 
 
@@ -358,9 +366,7 @@ def check_split_projection(device: str) -> None:
     """Few tokens with many inputs: several programs add up one projection."""
     rows, lora_a = fp8.quantize_rows(torch.randn(70, 4100)), 0.1 * torch.randn(24, 4100)
     with mock.patch.object(fp8_matmul_triton, "_count_multiprocessors", return_value=132):
-        ours = fp8_matmul_triton.project_rows(
-            rows.codes.to(device), rows.scales.to(device), lora_a.to(device).t(), None
-        )
+        ours = fp8_matmul_triton.project_rows(rows.codes.to(device), rows.scales.to(device), lora_a.to(device).t())
     assert_close(ours, fp8.project_rows(rows, lora_a), _tolerance(device))
 
 
@@ -374,11 +380,11 @@ def check_fp8_adapter_in_bf16(device: str) -> None:
     rows = fp8.quantize_rows(grad, columns)
     codes, scales, left_16 = rows.codes.to(device), rows.scales.to(device), left.to(device, torch.bfloat16)
     ours = fp8_matmul_triton.sum_products(codes, scales, left_16, columns.to(device), transposed=True)
-    assert_close(ours, fp8.lora_B_grad(rows, left, columns), 2e-2)
+    assert_close(ours.sum(0), fp8.lora_B_grad(rows, left, columns), 2e-2)
     ours = fp8_matmul_triton.sum_products(codes, scales, left_16, None, transposed=False)
-    assert_close(ours, fp8.lora_A_grad(rows, left), 2e-2)
-    ours = fp8_matmul_triton.project_rows(codes, scales, scaled_b.to(device, torch.bfloat16), columns.to(device))
-    assert_close(ours, fp8.project_grad_rows(rows, scaled_b, columns), 2e-2)
+    assert_close(ours.sum(0), fp8.lora_A_grad(rows, left), 2e-2)
+    ours = fp8_matmul_triton.project_rows(codes, scales, scaled_b.to(device, torch.bfloat16))
+    assert_close(ours, fp8.project_grad_rows(rows, scaled_b), 2e-2)
 
 
 def check_fp8_matmul(device: str, ranks: int, num_tokens: int, num_outputs: int) -> None:

@@ -74,7 +74,7 @@ def test_check_passes_and_restores_the_model(
 def _break_copies(monkeypatch: pytest.MonkeyPatch) -> None:
     own = FusedLoraWeights.list_copies
     monkeypatch.setattr(
-        FusedLoraWeights, "list_copies", lambda weights: [(a, b, 2 * scale) for a, b, scale in own(weights)]
+        FusedLoraWeights, "list_copies", lambda weights: [one._replace(scale=2 * one.scale) for one in own(weights)]
     )
 
 

@@ -19,6 +19,7 @@ from launcher.core.choices import (
 )
 from launcher.plan.estimate.memory.recipe import (
     Recipe,
+    count_fused_ranks,
     count_fused_weights,
     count_saved,
     count_trainable,
@@ -198,11 +199,17 @@ def _count_autocast_bytes(shape: ModelShape, recipe: Recipe, trainable: int) -> 
 
 
 def _count_border_bytes(shape: ModelShape, recipe: Recipe) -> int:
-    """Count the bytes of the rows and columns that fused weights reserve for adapters, in the compute dtype."""
+    """Count the bytes of the rows and columns that fused weights reserve for adapters, in the compute dtype.
+
+    With an FP8 base there is a second copy of B, divided by the scales of the base.
+    """
     if not fuses_lora(recipe):
         return 0
     elements = 0
     for group in group_targets(shape, recipe):
         own = sum(linear.in_features * linear.out_features for linear in group)
         elements += count_fused_weights(group, recipe) - own
+        if recipe.fp8_base:
+            outputs = sum(linear.out_features for linear in group)
+            elements += outputs * count_fused_ranks(recipe.rank or 0, len(group))
     return elements * DTYPE_BYTES[recipe.compute_dtype] * shape.num_layers

@@ -26,6 +26,7 @@ from launcher.training.model.fused_lora.weights import (
     ADAPTER_NAME,
     DoraNorms,
     FusedLoraWeights,
+    LoraPart,
     PlainLinear,
     build_fused_weights,
     can_store,
@@ -59,7 +60,7 @@ class _FusedLoraMatmul(torch.autograd.Function):
         in_features, out_features = x.shape[1], sum(shape.out_features)
         lora_input = x if dropped is None else dropped
         if is_fp8(stored):
-            codes, scales, scaled_b, lora_a = stored
+            codes, scales, _, scaled_b, lora_a = stored
             x_lora = lora_input @ lora_a.t()
             outputs = fp8_linear(x, codes, scales, x_lora, scaled_b)
         else:
@@ -90,7 +91,7 @@ class _FusedLoraMatmul(torch.autograd.Function):
         x, x_lora, *stored = ctx.saved_tensors
         in_features, out_features, rank = x.shape[1], sum(ctx.shape.out_features), ctx.shape.rank
         if is_fp8(tuple(stored)):
-            codes, scales, scaled_b, lora_a = stored
+            codes, scales, _, scaled_b, lora_a = stored
         else:
             codes, weight = None, materialize(tuple(stored), grads[0])
             scaled_b, lora_a = weight[:out_features, in_features:], weight[out_features:, :in_features]
@@ -238,31 +239,31 @@ class FusedLoraModel:
     _lora_copy: Any = None  # one Triton launch for all copies, where the device can
 
     @cached_property
-    def _copies(self) -> list[tuple[Tensor, Tensor, float]]:
+    def _copies(self) -> list[LoraPart]:
         return [copy for weights in self.weights for copy in weights.list_copies()]
 
     def refresh(self, *, force: bool = False) -> None:
         """Copy A and B into the fused weights if they have changed since the last call."""
         copies = self._copies
-        versions = [source._version for source, _, _ in copies]
+        versions = [copy.source._version for copy in copies]
         if versions == self._versions and not force:
             return
-        device = copies[0][0].device if copies else torch.device("cpu")
+        device = copies[0].source.device if copies else torch.device("cpu")
         with torch.no_grad(), torch.autocast(device.type, enabled=False):
-            if supports_triton(device) and len({source.dtype for source, _, _ in copies}) == 1:
+            if supports_triton(device) and len({copy.source.dtype for copy in copies}) == 1:
                 self._copy_with_triton(copies)
             else:
-                for source, target, scale in copies:
-                    target.copy_(source * scale)
+                for source, target, scale, divisors in copies:
+                    target.copy_(source * scale if divisors is None else source * scale / divisors[:, None])
             for weights in self.weights:
                 if weights.dora is not None:
                     update_row_norms(weights, weights.dora)
         self._versions = versions
 
-    def _copy_with_triton(self, copies: list[tuple[Tensor, Tensor, float]]) -> None:
+    def _copy_with_triton(self, copies: list[LoraPart]) -> None:
         from launcher.training.kernels.fused_lora_triton import LoraCopy
 
-        if self._lora_copy is None or self._lora_copy.addresses != [source.data_ptr() for source, _, _ in copies]:
+        if self._lora_copy is None or self._lora_copy.addresses != [copy.source.data_ptr() for copy in copies]:
             self._lora_copy = LoraCopy(copies)
         self._lora_copy()
 

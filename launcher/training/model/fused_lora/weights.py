@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from peft.tuners.lora.layer import Linear as LoraLinear
@@ -25,6 +25,7 @@ from launcher.training.kernels.fused_layer_autograd import LoraBlockShape
 from launcher.training.kernels.nf4 import (
     StoredWeights,
     concat_4bit_weights,
+    is_fp8,
     is_fusable_4bit,
     is_lora_4bit,
     materialize,
@@ -57,6 +58,15 @@ class PlainLinear:
     def out_features(self) -> int:
         """Output features of the layer."""
         return int(self.base_layer.out_features)
+
+
+class LoraPart(NamedTuple):
+    """A LoRA parameter and the view of a fused weight that holds source * scale, or source * scale / divisors."""
+
+    source: Tensor
+    target: Tensor
+    scale: float
+    divisors: Tensor | None = None  # one per row
 
 
 @dataclass(eq=False)
@@ -132,14 +142,19 @@ class FusedLoraWeights:
             magnitudes[index] = self.members[index].lora_magnitude_vector[ADAPTER_NAME].weight.float()
         return torch.cat(magnitudes) / self.dora.row_norms
 
-    def list_copies(self) -> Iterator[tuple[Tensor, Tensor, float]]:
-        """Yield (parameter, view of the fused weight to copy it into, scale to apply) for every A and B."""
+    def list_copies(self) -> Iterator[LoraPart]:
+        """Yield what every A and B is copied to."""
+        fp8 = Fp8Weights(*self.stored) if is_fp8(self.stored) else None
         scaled_b, lora_a = self.lora_views()
         rows, rank = scaled_b.split(list(self.shape.out_features)), self.shape.rank
         for index in self.shape.adapted:
             member, ranks = self.members[index], slice(index * rank, (index + 1) * rank)
-            yield member.lora_A[ADAPTER_NAME].weight, lora_a[ranks], 1.0
-            yield member.lora_B[ADAPTER_NAME].weight, rows[index][:, ranks], self.shape.lora_scale
+            lora_b = member.lora_B[ADAPTER_NAME].weight
+            yield LoraPart(member.lora_A[ADAPTER_NAME].weight, lora_a[ranks], 1.0)
+            yield LoraPart(lora_b, rows[index][:, ranks], self.shape.lora_scale)
+            if fp8 is not None:
+                grad_b, scales = (one.split(list(self.shape.out_features))[index] for one in (fp8.grad_B, fp8.scales))
+                yield LoraPart(lora_b, grad_b[:, ranks], self.shape.lora_scale, scales)
 
     def clear_cache(self) -> None:
         """Drop the cached outputs, which would keep the activations of their forward pass alive."""
@@ -228,7 +243,8 @@ def _store(members: list[Any], ranks: int, *, in_fp8: bool) -> StoredWeights:
         return _concat_dense_weights(members, ranks)
     dtype, (codes, scales) = bases[0].weight.dtype, round_linears(bases)
     scaled_b = torch.zeros(len(codes), ranks, dtype=dtype, device=codes.device)
-    return tuple(Fp8Weights(codes, scales, scaled_b, scaled_b.new_zeros(ranks, codes.shape[1])))
+    lora_a = scaled_b.new_zeros(ranks, codes.shape[1])
+    return tuple(Fp8Weights(codes, scales, torch.zeros_like(scaled_b), scaled_b, lora_a))
 
 
 def _concat_dense_weights(members: list[Any], ranks: int) -> StoredWeights:
