@@ -20,6 +20,7 @@ from launcher.training.kernels.availability import supports_triton
 
 DTYPE = torch.float8_e4m3fn
 _LARGEST = 448.0
+SMALLEST = 1e-30  # rows whose largest magnitude is not above it become zeros: the inverse of their scale may overflow
 _ALIGNED = 16  # features; what tensor cores and the copy engine load
 
 
@@ -217,7 +218,8 @@ def lora_B_grad(rows: Fp8Rows, x_lora: Tensor, column_scales: Tensor) -> Tensor:
 
 
 def _round_rows(x: Tensor) -> Fp8Rows:
-    scales = x.abs().amax(dim=1) / _LARGEST
+    largest = x.abs().amax(dim=1)
+    scales = torch.where(largest > SMALLEST, largest / _LARGEST, 0.0)
     return Fp8Rows((x / torch.where(scales > 0, scales, 1.0)[:, None]).to(DTYPE), scales)
 
 

@@ -7,15 +7,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from launcher.training.kernels import fp8
 from launcher.training.kernels.rope_swiglu_triton import sigmoid_input
 
 _FP8 = torch.float8_e4m3fn
+_SMALLEST: tl.constexpr = tl.constexpr(fp8.SMALLEST)
 
 
 @triton.jit
 def _round_to_fp8(values, amax):  # type: ignore[no-untyped-def]
-    """Return the codes and the scale of values whose largest magnitude is amax; the scale of zeros is zero."""
-    scale = amax / 448.0
+    """Return the codes and the scale of values whose largest magnitude is amax; those of a row near zero are zero."""
+    scale = tl.where(amax > _SMALLEST, amax / 448.0, 0.0)
     return (values * (1.0 / tl.where(scale > 0, scale, 1.0))).to(tl.float8e4nv), scale
 
 
