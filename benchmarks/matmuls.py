@@ -1,8 +1,9 @@
-"""Speed of the matmuls of a frozen base on a GPU: BF16, our FP8 kernel, torch's FP8, and rounding the input to FP8.
+"""Speed of the matmuls of a frozen base on a GPU: BF16, our FP8 kernel, torch's FP8, and what FP8 needs besides.
 
-Shapes of Qwen3 (0.6B: 16 x 2,048 tokens, 8B: 4 x 2,048), with fused projections as in training. FP8 is E4M3 with a
-scale per row. Medians of replayed CUDA graphs. Each FP8 result is first compared with FP32 products of the rounded
-values.
+That is rounding the input to FP8, and LoRA's own matmuls with FP8 inputs: x A^T in the forward pass, dy B, dA and dB in
+the backward pass (of fused projections; down_proj computes the last three in BF16). Shapes of Qwen3 (0.6B: 16 x 2,048
+tokens, 8B: 4 x 2,048), with fused projections as in training and LoRA of rank 16. FP8 is E4M3 with a scale per row.
+Medians of replayed CUDA graphs. Each FP8 result is first compared with FP32 products of the rounded values.
 
     python benchmarks/matmuls.py measure --out matmuls.jsonl
     python benchmarks/matmuls.py table matmuls.jsonl
@@ -35,14 +36,15 @@ class Case:
     num_tokens: int
     num_inputs: int
     num_outputs: int
+    ranks: int = 16  # of the LoRA matrices with this input, together
 
 
 CASES = [
-    Case("0.6B q, k, v", 32768, 1024, 4096),
-    Case("0.6B gate, up", 32768, 1024, 6144),
+    Case("0.6B q, k, v", 32768, 1024, 4096, 48),
+    Case("0.6B gate, up", 32768, 1024, 6144, 32),
     Case("0.6B down", 32768, 3072, 1024),
-    Case("8B q, k, v", 8192, 4096, 6144),
-    Case("8B gate, up", 8192, 4096, 24576),
+    Case("8B q, k, v", 8192, 4096, 6144, 48),
+    Case("8B gate, up", 8192, 4096, 24576, 32),
     Case("8B down", 8192, 12288, 4096),
 ]
 TINY = Case("tiny", 64, 32, 48)
@@ -54,6 +56,10 @@ def measure(case: Case) -> dict[str, Any]:
     x = torch.randn(case.num_tokens, case.num_inputs, device=DEVICE, dtype=torch.bfloat16)
     weight = torch.randn(case.num_outputs, case.num_inputs, device=DEVICE, dtype=torch.bfloat16)
     rows, columns = fp8.quantize_rows(x), fp8.quantize_rows(weight)
+    grad_rows = fp8.quantize_rows(x.new_empty(case.num_tokens, case.num_outputs).normal_(), columns.scales)
+    lora_a = torch.randn(case.ranks, case.num_inputs, device=DEVICE, dtype=torch.bfloat16)
+    grad_b = torch.randn(case.num_outputs, case.ranks, device=DEVICE, dtype=torch.bfloat16)
+    x_lora = fp8.project_rows(rows, lora_a)
 
     def multiply() -> Tensor:
         return fp8.matmul(rows, columns.codes, columns.scales, torch.bfloat16, None)
@@ -68,10 +74,16 @@ def measure(case: Case) -> dict[str, Any]:
             use_fast_accum=True,
         )
 
+    def multiply_lora_backward() -> tuple[Tensor, Tensor]:
+        grad_lora = fp8.project_grad_rows(grad_rows, grad_b)
+        return fp8.lora_A_grad(rows, grad_lora), fp8.lora_B_grad(grad_rows, x_lora, columns.scales)
+
     calls: dict[str, Callable[[], Any]] = {
         "bf16_ms": lambda: x @ weight.t(),
         "fp8_ms": multiply,
         "rounding_ms": lambda: fp8.quantize_rows(x),
+        "lora_forward_ms": lambda: fp8.project_rows(rows, lora_a),
+        "lora_backward_ms": multiply_lora_backward,
     }
     if CAN_SCALE:
         calls["torch_fp8_ms"] = multiply_with_torch
@@ -89,20 +101,21 @@ def measure(case: Case) -> dict[str, Any]:
 
 def run_measure(args: argparse.Namespace) -> None:
     chosen = [case for case in (*CASES, TINY) if case.name in args.cases]
-    measure_cases(chosen, args, measure, ("bf16_ms", "fp8_ms", "rounding_ms"))
+    measure_cases(chosen, args, measure, ("bf16_ms", "fp8_ms", "rounding_ms", "lora_forward_ms", "lora_backward_ms"))
 
 
 def run_table(args: argparse.Namespace) -> None:
-    print(
-        "| product | tokens x in x out | BF16 ms | FP8 ms | gain | TFLOPS | torch's FP8 ms | rounding the input, ms |"
-    )
-    print("|---|---|---|---|---|---|---|---|")
+    columns = ["product", "tokens x in x out", "BF16 ms", "FP8 ms", "gain", "TFLOPS", "torch's FP8 ms"]
+    columns += ["rounding the input, ms", "LoRA, forward, ms", "LoRA, backward, ms"]
+    print("|", " | ".join(columns), "|")
+    print("|---" * len(columns) + "|")
     for row in read_rows(args.rows):
         if "error" not in row:
             shape = " x ".join(f"{size:,}" for size in row["shape"])
             gain = f"{row['bf16_ms'] / row['fp8_ms']:.2f}"
             cells = [row["case"], shape, row["bf16_ms"], row["fp8_ms"], gain, f"{row['tflops']:,}"]
-            print("|", " | ".join(map(str, [*cells, row.get("torch_fp8_ms", ""), row["rounding_ms"]])), "|")
+            cells += [row.get("torch_fp8_ms", ""), row["rounding_ms"], row["lora_forward_ms"], row["lora_backward_ms"]]
+            print("|", " | ".join(map(str, cells)), "|")
 
 
 if __name__ == "__main__":

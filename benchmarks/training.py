@@ -190,7 +190,7 @@ def make_manifest(case: Case, folder: Path) -> Path:
         "base_models": [{"name": case.base, "quantization": case.quantization, "prompt_template": "chatml"}],
         "training": {"dataset": {"path": "rows.jsonl", "format": "jsonl"}, "config": config},
     }
-    # As long as the documents, so that the estimate is for them. Two epochs: the plan keeps micro-batches below an epoch.
+    # As long as the documents, which the estimate is for. Two epochs: the plan keeps micro-batches below an epoch.
     row = json.dumps({"instruction": "a", "response": "word " * min(MEAN_TOKENS, case.sequence_length)})
     rows_per_sequence = -(-case.sequence_length // MEAN_TOKENS)
     (folder / "rows.jsonl").write_text((row + "\n") * (2 * case.micro_batch_size * case.num_steps * rows_per_sequence))
