@@ -8,6 +8,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from launcher.core.errors import InputError, hint_for
+from launcher.core.run_paths import find_run_entry
+
+_REPLACEABLE = {"eval.json", "eval-partial.json", "report.md"}  # what commands write into a run directory themselves
 
 
 def check_output_file(text: str, flag: str) -> Path:
@@ -28,6 +31,8 @@ def check_output_file(text: str, flag: str) -> Path:
             raise _make_error(flag, text, "it is a device, a pipe or a socket, and not a regular file", "")
         if _is_own_output(kind):
             raise _make_error(flag, text, "this command prints to it", "")
+        if _is_run_record(path):
+            raise _make_error(flag, text, "it is a record of a run, which would be lost", "")
         if not os.access(path, os.W_OK):
             raise _make_error(flag, text, "it is write-protected", f"allow it with chmod u+w, or pass another {flag}")
     _check_folder(path.parent, flag, text, path.name)
@@ -58,6 +63,11 @@ def _parse(text: str, flag: str, hint_for_dash: str) -> Path:
 
 def _is_link(path: str | Path) -> bool:
     return os.path.islink(path)  # noqa: PTH114  (unlike is_symlink, never raises)
+
+
+def _is_run_record(path: Path) -> bool:
+    entry = find_run_entry(path)
+    return entry is not None and entry not in _REPLACEABLE
 
 
 def _is_own_output(kind: os.stat_result) -> bool:

@@ -124,6 +124,16 @@ class RunPaths:
         return self.evaluations / f"step-{step:06d}.json"
 
 
+def find_run_entry(path: Path) -> str | None:
+    """Return the entry of a run directory that a path is or is below, such as `adapter`; None outside of runs."""
+    names = {entry._name.split("/")[0] for entry in vars(RunPaths).values() if isinstance(entry, RunEntry)}
+    absolute = path.absolute()
+    for folder, below in zip(absolute.parents, (absolute, *absolute.parents), strict=False):
+        if below.name in names and (folder / _PLAN).is_file() and (folder / "request.json").is_file():
+            return below.name
+    return None
+
+
 def open_run(folder: Path) -> RunPaths:
     """Return the paths of an existing run directory; `.` and `..` are resolved, since a run is named by its folder."""
     return RunPaths(folder.resolve() if folder.name in ("", "..") else folder)

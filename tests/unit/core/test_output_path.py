@@ -72,6 +72,21 @@ def test_path_that_cannot_be_written_is_refused(place: Path, text: str, problem:
         assert problem in find_file_problem(text)
 
 
+@pytest.mark.parametrize("name", ["plan.json", "metrics.jsonl", "adapter/adapter_config.json", "link.json"])
+def test_records_of_a_run_are_not_replaced(place: Path, name: str) -> None:
+    (place / "run/adapter").mkdir(parents=True)
+    records = "plan.json", "request.json", "metrics.jsonl", "adapter/adapter_config.json", "eval.json", "mine.json"
+    for record in records:
+        (place / "run" / record).write_text("{}")
+    (place / "run/link.json").symlink_to("outcome.json")
+    (place / "run/outcome.json").touch()
+    assert "it is a record of a run" in find_file_problem(f"run/{name}")
+    for free in ("eval.json", "mine.json", "new.json"):
+        assert check_output_file(f"run/{free}", "--output") == Path(f"run/{free}")
+    (place / "run/request.json").unlink()
+    assert check_output_file("run/plan.json", "--output") == Path("run/plan.json")  # not a run's
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a device")
 def test_device_that_root_may_write_is_refused(tmp_path: Path) -> None:
     try:
