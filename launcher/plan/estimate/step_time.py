@@ -17,8 +17,8 @@ from launcher.hardware.model import Gpu
 
 # Fraction of the stated peak that large BF16 matmuls reach; 788 of 989 TFLOPS for one 8,192-cubed matmul on an H200.
 _MATMUL_EFFICIENCY = 0.80
-# FP8 matmuls with LoRA's term, relative to BF16: 1.4 to 2.0 on an H200, by shape; larger here, because the kernels around
-# them move fewer bytes, too. Within 5 % of three trainings (0.6B with 16 and 2 sequences, 8B; 2026-11-19).
+# FP8 matmuls with LoRA's term, relative to BF16: 1.4 to 2.0 on an H200, by shape. The highest, because the kernels
+# around them move fewer bytes, too. Within 5 % of three trainings (0.6B with 16 and 2 sequences, 8B; 2026-11-19).
 _FP8_SPEEDUP = 2.0
 # Fraction of the stated memory bandwidth that element-wise kernels reach.
 _BANDWIDTH_EFFICIENCY = 0.8
