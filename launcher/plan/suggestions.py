@@ -14,7 +14,7 @@ from launcher.core.choices import ALL_LINEAR, EIGHT_BIT_OPTIMIZERS
 from launcher.core.errors import DoesNotFitError, Problem
 from launcher.core.units import GIB, format_gib
 from launcher.hardware.gpu_catalogue import GPUS
-from launcher.hardware.model import Gpu, Hardware
+from launcher.hardware.model import Gpu, Hardware, make_hardware
 from launcher.plan.context import PlanContext
 from launcher.plan.estimate.memory import MemoryEstimate
 from launcher.plan.memory_budget import CPU_HEADROOM, SearchInputs, make_budget
@@ -121,8 +121,14 @@ def with_config(context: PlanContext, **changes: Any) -> PlanContext:
 
 
 def _with_hardware(context: PlanContext, **changes: Any) -> PlanContext:
-    """Return the inputs of a plan for other hardware. A remembered OOM applies to the same GPU model only."""
+    """Return the inputs of a plan for other hardware, with the CPU memory that flags for it would imply.
+
+    A remembered OOM applies to the same GPU model only.
+    """
     changed = context.hardware.model_copy(update=changes)
+    if changed.is_ram_assumed and "ram_gib_per_node" not in changes:
+        assumed = make_hardware(changed.gpu, gpus_per_node=changed.gpus_per_node, nodes=changed.nodes)
+        changed = changed.model_copy(update={"ram_gib_per_node": assumed.ram_gib_per_node})
     options = context.options if changed.gpu == context.gpu else replace(context.options, oom_bytes=None)
     return replace(context, hardware=changed, options=options)
 

@@ -289,6 +289,15 @@ def test_vram_limit_is_named_and_not_applied_to_suggested_gpus() -> None:
     plan_for(gpu="a4500", base="Qwen/Qwen3-8B", config={"offload": "none"})
 
 
+def test_a_suggested_gpu_has_the_cpu_memory_that_is_assumed_for_it() -> None:
+    """An L20 has that of a server, an RTX A2000 that of a desktop: too little to offload 4B parameters."""
+    request: dict[str, Any] = {"base": "Qwen/Qwen3-4B", "overrides": FULL_FINE_TUNING}
+    with pytest.raises(DoesNotFitError) as caught:
+        plan_for(gpu="l20", vram_limit_mib=4096, **request)
+    (gpu,) = re.findall(r"--gpu (\S+) without --vram-limit fits", caught.value.hint)
+    plan_for(gpu=gpu, **request)
+
+
 def test_short_sequences_are_not_recomputed_if_fewer_fit_without_and_are_faster() -> None:
     planned: dict[str, Any] = {"gpu": "a1000", "base": "google/gemma-2-2b"}
     config = {"max_seq_length": 512, "gradient_checkpointing": None}
