@@ -182,7 +182,10 @@ class TokenizerTemplate:
         return tuple(piece for piece in self._pieces(self.controls.escape(conversation)) if piece.text)
 
     def _pieces(self, conversation: Conversation) -> Iterator[Segment]:
-        """Yield the segments of a conversation; an answer has loss from the end of its prompt through its end token."""
+        """Yield the segments of a conversation; an answer has loss from the end of its prompt through its end token.
+
+        Without that token after it, the answer's text has loss, and a tool call also what closes it.
+        """
         turns, rendered = self._render_best(conversation)
         full, position = rendered.text, 0
         check_reasoning(conversation.messages, full)
@@ -201,9 +204,11 @@ class TokenizerTemplate:
             following = min((begin for begin in others if begin >= written), default=len(full))
             if (end := full.find(self.end_token, written, following)) >= 0:
                 end += len(self.end_token)
-            else:
+            elif message.tool_calls:
                 alone = self._try(turns[: index + 1], tools=conversation.tools) or ""
                 end = self._find_other_end(full, start, written, following, alone)
+            else:  # no server stops at another token, such as <|end|> before the next question in gpt-oss
+                end = written
             yield Segment(full[position:start], False)
             yield Segment(full[start:end], True)
             position = end

@@ -26,7 +26,7 @@ from launcher.plan.model import DataPlan, Plan
 
 DEFAULT_FOLDER = "datasets_optimized"
 # Version of reading, rendering, masking and counting rows: raise it if tokens, masks or audit counts change.
-RULES_VERSION = 10
+RULES_VERSION = 11
 
 Split = Literal["train", "validation", "test"]
 

@@ -14,11 +14,12 @@ ADAPTER_KEY = f"{_CONFIG}adapter_type"
 FULL_LEARNING_RATE = 2e-5
 LORA_LEARNING_RATE = 1e-4  # and more: usual for LoRA, too large for full fine-tuning
 _LORA_KEYS = ("rank", "alpha", "use_rslora", "loraplus_lr_ratio", "init_lora_weights", "dropout", "modules_to_save")
+_FULL_KEYS = ("bf16_stochastic_round", "optimizer_in_bwd")
 _NOT_APPLICABLE: dict[Json, tuple[str, ...]] = {
     "full": (*_LORA_KEYS, "target_modules", "feedforward_modules"),
-    "ia3": _LORA_KEYS,
-    "lora": ("feedforward_modules",),
-    "dora": ("feedforward_modules", "init_lora_weights"),
+    "ia3": (*_LORA_KEYS, *_FULL_KEYS),
+    "lora": ("feedforward_modules", *_FULL_KEYS),
+    "dora": ("feedforward_modules", "init_lora_weights", *_FULL_KEYS),
 }
 
 

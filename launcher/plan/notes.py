@@ -88,8 +88,8 @@ def make_notes(context: PlanContext, inputs: SearchInputs, layout: Layout, fewer
         yield f"gradients of {num_micro_steps} micro-steps are added up in BF16, like the weights"
     if context.config.precision == "fp8":
         yield _describe_fp8(is_used=inputs.recipe.fp8_base)
-    if layout.offload != "none" and (leaner := find_leaner_full(inputs)):
-        yield f"with {leaner} it would fit without offloading, and train many times faster"
+    if layout.offload != "none" and (leaner := find_leaner_full(context, inputs)):
+        yield f"with {leaner.text} it would fit without offloading, and train many times faster"
     if context.gpu is not None:
         limits = format_limits(context.gpu, is_alone=ranks == 1)
         if limits:

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from itertools import product
 from math import ceil
 from typing import Any, Literal
 
-from launcher.core.choices import EIGHT_BIT_OPTIMIZERS
+from launcher.core.choices import ALL_LINEAR, EIGHT_BIT_OPTIMIZERS
 from launcher.core.errors import DoesNotFitError, Problem
 from launcher.core.units import GIB, format_gib
 from launcher.hardware.gpu_catalogue import GPUS
-from launcher.hardware.model import Gpu, Hardware
+from launcher.hardware.model import Gpu, Hardware, make_hardware
 from launcher.plan.context import PlanContext
 from launcher.plan.estimate.memory import MemoryEstimate
 from launcher.plan.memory_budget import CPU_HEADROOM, SearchInputs, make_budget
 from launcher.plan.search import Layout, count_node_host_bytes, estimate_layout_memory, find_best_layout, leanest_layout
-from launcher.plan.strategy import Candidate
+from launcher.plan.strategy import Candidate, get_requested_strategy
 
 _MIN_SEQUENCE_LENGTH = 256
 # Values that need less memory than others that a manifest may set, or that allow sharding and offloading.
@@ -121,8 +121,14 @@ def with_config(context: PlanContext, **changes: Any) -> PlanContext:
 
 
 def _with_hardware(context: PlanContext, **changes: Any) -> PlanContext:
-    """Return the inputs of a plan for other hardware. A remembered OOM applies to the same GPU model only."""
+    """Return the inputs of a plan for other hardware, with the CPU memory that flags for it would imply.
+
+    A remembered OOM applies to the same GPU model only.
+    """
     changed = context.hardware.model_copy(update=changes)
+    if changed.is_ram_assumed and "ram_gib_per_node" not in changes:
+        assumed = make_hardware(changed.gpu, gpus_per_node=changed.gpus_per_node, nodes=changed.nodes)
+        changed = changed.model_copy(update={"ram_gib_per_node": assumed.ram_gib_per_node})
     options = context.options if changed.gpu == context.gpu else replace(context.options, oom_bytes=None)
     return replace(context, hardware=changed, options=options)
 
@@ -138,9 +144,10 @@ def _suggest_smaller_training(context: PlanContext, inputs: SearchInputs, find_l
     """Suggest an adapter instead of full fine-tuning, a quantized base, or both."""
     adapter = ""
     if inputs.recipe.adapter == "full":
-        if leaner := find_leaner_full(inputs):
-            yield f"{leaner} fits"
-        context, adapter = with_config(context, adapter_type="lora"), "adapter_type lora"
+        leaner = find_leaner_full(context, inputs)
+        if leaner is not None and find_layout(with_config(context, **leaner.changes)):
+            yield f"{leaner.text} fits"
+        context, adapter = _use_lora(context)
         if (layout := find_layout(context)) and layout.offload == "none":
             yield f"{adapter} fits"
             return
@@ -150,24 +157,53 @@ def _suggest_smaller_training(context: PlanContext, inputs: SearchInputs, find_l
         yield f"{adapter}{' with ' if adapter else ''}base_models[0].quantization int4 fits{offloaded}"
 
 
-def find_leaner_full(inputs: SearchInputs) -> str:
-    """Return as text the smallest change of settings with which full fine-tuning fits into one GPU; empty if none."""
+_FULL_ONLY = ("bf16_stochastic_round", "optimizer_in_bwd")  # keys that an adapter refuses
+_LORA: Mapping[str, Any] = {"rank": 16, "alpha": 32, "target_modules": ALL_LINEAR}  # a manifest of full has none
+
+
+def _use_lora(context: PlanContext) -> tuple[PlanContext, str]:
+    """Return the inputs of a plan with LoRA instead of full fine-tuning, and the changed keys as text."""
+    removed = [name for name in _FULL_ONLY if getattr(context.config, name)]
+    text = ", ".join(("adapter_type lora", *(f"{name} {value}" for name, value in _LORA.items())))
+    lora = with_config(context, adapter_type="lora", **_LORA, **dict.fromkeys(_FULL_ONLY))
+    return lora, f"{text}, without {' and '.join(removed)}" if removed else text
+
+
+@dataclass(frozen=True, slots=True)
+class LeanerFull:
+    """Keys of training.config with which full fine-tuning needs less memory, and the same as text."""
+
+    changes: Mapping[str, Any]
+    text: str
+
+
+def find_leaner_full(context: PlanContext, inputs: SearchInputs) -> LeanerFull | None:
+    """Return the smallest change of settings with which full fine-tuning fits into one GPU; None if there is none."""
     recipe = inputs.recipe
     if recipe.adapter != "full" or inputs.hardware.num_ranks > 1:
-        return ""
+        return None
     if recipe.compute_dtype != "bf16" or recipe.optimizer == "sgd":
-        return ""
+        return None
+    if get_requested_strategy(context) not in (None, "single") or context.config.offload not in ("auto", "none"):
+        return None  # BF16 weights are trained by one process without offloading
     optimizers = dict.fromkeys((recipe.optimizer, "adamw_bnb_8bit", "paged_adamw_8bit"))
     for in_backward, optimizer in product((False, True), optimizers):
         leaner = replace(
             recipe, base_dtype="bf16", trainable_dtype="bf16", optimizer=optimizer, optimizer_in_bwd=in_backward
         )
         size = _find_fitting_batch(replace(inputs, recipe=leaner))
-        if size is not None:
-            batch = f" and a global batch of {size}" if size < inputs.global_batch_size else ""
-            clipping = f", optimizer_in_bwd true, max_grad_norm 0{batch}" if in_backward else ""
-            return f"bf16_stochastic_round true, optim {optimizer}{clipping}"
-    return ""
+        if size is None:
+            continue
+        changes: dict[str, Any] = {"bf16_stochastic_round": True, "optim": optimizer}
+        text = f"bf16_stochastic_round true, optim {optimizer}"
+        if in_backward:
+            changes |= {"optimizer_in_bwd": True, "max_grad_norm": 0.0}
+            text += ", optimizer_in_bwd true, max_grad_norm 0"
+            if size < inputs.global_batch_size:
+                changes |= {"batch_size": size, "gradient_accumulation_steps": 1}
+                text += f" and a global batch of {size}"
+        return LeanerFull(changes, text)
+    return None
 
 
 def _find_fitting_batch(inputs: SearchInputs) -> int | None:

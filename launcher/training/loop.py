@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from launcher.core.errors import LauncherError, first_line
 from launcher.training.checkpoint.progress import TrainProgress, compute_progress
 from launcher.training.data.loader import PrefetchIterator, build_loader
 from launcher.training.engine.run import TrainingRun
@@ -28,10 +29,17 @@ def train(
     observer.on_start(run, progress.step)
     try:
         _train_from(run, observer, progress, results, Evaluator(run, tasks))
+        results.flush()
     except torch.OutOfMemoryError:
         results.flush()  # report the last complete step: the training may continue after it
         raise
-    results.flush()
+    except LauncherError:
+        raise
+    except Exception as error:  # for example of a judge or of a checkpoint
+        if progress.step >= run.num_steps and run.engine.num_ranks == 1:  # other ranks may not be here
+            run.warn(f"saving what was trained, although the run failed after its last step: {first_line(error)}")
+            observer.on_end(run, progress.step)
+        raise
     run.heartbeat.beat("saving what was trained")
     observer.on_end(run, progress.step)
     return progress.step

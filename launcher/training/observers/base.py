@@ -75,9 +75,15 @@ class Observers(Observer):
             observer.on_save(run, progress)
 
     def on_end(self, run: TrainingRun, step: int) -> None:
-        """Call all observers."""
+        """Call all observers, and then raise the first error, so that the weights are saved in any case."""
+        errors = []
         for observer in self._observers:
-            observer.on_end(run, step)
+            try:
+                observer.on_end(run, step)
+            except Exception as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
 
     def should_stop(self) -> bool:
         """Return whether any observer wants to stop, for a reason that is equal on all ranks."""

@@ -23,25 +23,34 @@ class MetricsWriter(Observer):
         losses = find_values(rows, TRAIN_LOSS)
         self.last_step = step
         self.last_loss = losses[-1] if losses else None
+        self._failure: RunFailedError | None = None  # of the last step, raised when the weights are saved
 
     def on_step(self, run: TrainingRun, metrics: StepMetrics) -> None:
         """Write a line per step."""
         self.last_step, self.last_loss = metrics.step, metrics.get(TRAIN_LOSS)
         if run.engine.is_main:
-            _write(run, metrics)
+            self._write(run, metrics)
 
     def on_evaluation(self, run: TrainingRun, metrics: StepMetrics) -> bool:
         """Write a line per evaluation."""
         if run.engine.is_main and metrics.values:
-            _write(run, metrics)
+            self._write(run, metrics)
         return False
 
+    def on_end(self, run: TrainingRun, step: int) -> None:  # noqa: ARG002
+        """Raise the error of the last step's metrics; the other observers are called all the same."""
+        if self._failure is not None:
+            raise self._failure
 
-def _write(run: TrainingRun, metrics: StepMetrics) -> None:
-    try:
-        append_metrics(run.paths.metrics, metrics)
-    except OSError as error:
-        what = f"{run.paths.metrics} cannot be written: {error.strerror}"
-        if run.plan.guards.save_errors == "stop":
-            raise RunFailedError(what, hint=hint_for(error)) from None
-        log.warning(what)
+    def _write(self, run: TrainingRun, metrics: StepMetrics) -> None:
+        try:
+            append_metrics(run.paths.metrics, metrics)
+        except OSError as error:
+            what = f"{run.paths.metrics} cannot be written: {error.strerror}"
+            if run.plan.guards.save_errors != "stop":
+                log.warning(what)
+                return
+            failure = RunFailedError(what, hint=hint_for(error))
+            if metrics.step < run.num_steps:
+                raise failure from None
+            self._failure = failure

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Sequence
@@ -26,10 +27,13 @@ from launcher.training.checkpoint.progress import TrainProgress
 from launcher.training.checkpoint.resume import ResumeOptions, resume_run
 from launcher.training.checkpoint.weights import save_weights, write_exact_weights
 from launcher.training.engine.run import TrainingRun
+from launcher.training.evaluation.heldout_loss import Evaluator
 from launcher.training.loop import train
+from launcher.training.observers import checkpointer, metrics_writer
 from launcher.training.observers.base import Observer, Observers
 from launcher.training.observers.best_checkpoint import BestCheckpoint
 from launcher.training.observers.checkpointer import Checkpointer
+from launcher.training.observers.metrics_writer import MetricsWriter
 from tests.training.builders import (
     Recorder,
     adapt,
@@ -376,3 +380,34 @@ def test_a_failed_checkpoint_in_the_middle_ends_the_run(
     with pytest.raises(RunFailedError, match="step-000002 cannot be written"):
         train(run, Observers([Checkpointer(BestCheckpoint(run.plan.schedule))]))
     assert not run.paths.adapter.exists()
+
+
+@pytest.mark.parametrize("what", ["metrics", "snapshot", "evaluation"])
+def test_a_failure_after_the_last_step_does_not_take_the_trained_weights(
+    plan: Plan, held_out: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    schedule = {"max_steps": 2, "evaluate_every_steps": 1, "save_every_steps": 1, "load_best_model_at_end": False}
+    run = build(vary(plan, {f"schedule.{key}": value for key, value in schedule.items()}), held_out, tmp_path)
+    module, name = {
+        "metrics": (metrics_writer, "append_metrics"),
+        "snapshot": (checkpointer, "take_snapshot"),
+        "evaluation": (Evaluator, "evaluate"),
+    }[what]
+    real = getattr(module, name)
+
+    def fail(*given: Any) -> Any:
+        step = given[1] if what == "evaluation" else given[1].step
+        if step < run.num_steps:
+            return real(*given)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(module, name, fail)
+    best = BestCheckpoint(run.plan.schedule)
+    with pytest.raises((RunFailedError, OSError), match="No space left on device"):
+        train(run, Observers([MetricsWriter(), best, Checkpointer(best)]))
+    saved, trained = load_file(run.paths.adapter / WEIGHTS), trained_weights(run)
+    assert sorted(map(tensor_sum, saved.values())) == sorted(map(tensor_sum, trained.values()))
+
+
+def tensor_sum(weight: torch.Tensor) -> float:
+    return float(weight.double().sum())

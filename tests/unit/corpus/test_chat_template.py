@@ -521,6 +521,21 @@ def test_the_end_is_the_last_token_of_an_answer_if_the_tokenizer_says_so(tmp_pat
     assert text.endswith("⟦<|text|>Yes.<|text_end|><|im_end|>⟧")
 
 
+@pytest.mark.parametrize("other", ["<|end|>", "<|end|>\n", ""])
+def test_a_token_at_which_no_server_stops_is_no_end_of_an_answer(tmp_path: Path, other: str) -> None:
+    """In gpt-oss, <|return|> ends the last answer, and <|end|> the answers before it."""
+    source = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}<|im_sep|>{{ m.content }}"
+        "{% if loop.last and m.role == 'assistant' %}<|return|>{% else %}" + other + "{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant{% endif %}"
+    )
+    template = template_of(tmp_path, source, end="<|return|>")
+    template.tokenizer.backend.add_special_tokens(["<|end|>", "<|return|>"])
+    text = marked(template, TWO_TURNS)
+    assert f"<|im_start|>assistant⟦<|im_sep|>1⟧{other}<|im_start|>user" in text
+    assert text.endswith("<|im_start|>assistant⟦<|im_sep|>2<|return|>⟧")
+
+
 def test_a_call_without_arguments_ends_where_its_turn_ends(tmp_path: Path) -> None:
     """In gpt-oss, other tokens stand between the tool's name and its arguments."""
     source = (

@@ -136,6 +136,15 @@ def test_full_fine_tuning_by_one_flag(write_manifest: WriteManifest) -> None:
     assert load_manifest(file, ["training.config.adapter_type=lora"]).notes == ()
 
 
+def test_keys_of_full_fine_tuning_do_not_apply_to_an_adapter(write_manifest: WriteManifest) -> None:
+    full = {"adapter_type": "full", "rank": None, "alpha": None, "target_modules": [], "bf16_stochastic_round": True}
+    file = write_manifest({f"training.config.{key}": value for key, value in full.items()})
+    lora = ("adapter_type=lora", "rank=8", "alpha=16", "target_modules=all-linear")
+    loaded = load_manifest(file, [f"training.config.{override}" for override in lora])
+    assert loaded.manifest.training.config.bf16_stochastic_round is None
+    assert loaded.notes == ("adapter_type lora: bf16_stochastic_round of the manifest do not apply and are ignored",)
+
+
 def test_keys_of_another_adapter_in_flags_are_errors(write_manifest: WriteManifest) -> None:
     with pytest.raises(ManifestError, match=r"--set on .*: 1 problem") as caught:
         load_manifest(write_manifest(), [FULL, "training.config.rank=8"])

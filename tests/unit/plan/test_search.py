@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -288,6 +289,15 @@ def test_vram_limit_is_named_and_not_applied_to_suggested_gpus() -> None:
     plan_for(gpu="a4500", base="Qwen/Qwen3-8B", config={"offload": "none"})
 
 
+def test_a_suggested_gpu_has_the_cpu_memory_that_is_assumed_for_it() -> None:
+    """An L20 has that of a server, an RTX A2000 that of a desktop: too little to offload 4B parameters."""
+    request: dict[str, Any] = {"base": "Qwen/Qwen3-4B", "overrides": FULL_FINE_TUNING}
+    with pytest.raises(DoesNotFitError) as caught:
+        plan_for(gpu="l20", vram_limit_mib=4096, **request)
+    (gpu,) = re.findall(r"--gpu (\S+) without --vram-limit fits", caught.value.hint)
+    plan_for(gpu=gpu, **request)
+
+
 def test_short_sequences_are_not_recomputed_if_fewer_fit_without_and_are_faster() -> None:
     planned: dict[str, Any] = {"gpu": "a1000", "base": "google/gemma-2-2b"}
     config = {"max_seq_length": 512, "gradient_checkpointing": None}
@@ -356,8 +366,45 @@ def test_busy_gpu_is_distinguished_from_a_small_one() -> None:
 def test_ways_out_of_a_quantised_and_of_a_full_fine_tuning() -> None:
     with pytest.raises(DoesNotFitError) as full:
         plan_for(gpu="a100", base="Qwen/Qwen2.5-72B", overrides=FULL_FINE_TUNING)
-    assert "adapter_type lora with base_models[0].quantization int4 fits" in full.value.hint
+    lora = "adapter_type lora, rank 16, alpha 32, target_modules all-linear with base_models[0].quantization int4 fits"
+    assert lora in full.value.hint
     assert "--gpus 8 --nodes 2 fits (sharded)" in full.value.hint or "--gpus 8 --nodes 4 fits" in full.value.hint
+
+
+def map_config(config: dict[str, Any]) -> Iterator[str]:
+    return (f"training.config.{key}={json.dumps(value)}" for key, value in config.items())
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        {"gpu": "rtx3060", "base": "Qwen/Qwen3-4B"},
+        {"gpu": "rtx5060ti-8gb", "base": "microsoft/Phi-3.5-mini-instruct"},  # has other linear layers
+        {"gpu": "rtx3060", "base": "Qwen/Qwen3-4B", "config": {"bf16_stochastic_round": True}},
+        {"gpu": "rtx3060", "base": "Qwen/Qwen3-4B", "strategy": "zero1"},
+    ],
+    ids=str,
+)
+def test_suggestions_of_full_fine_tuning_can_be_followed(request_: dict[str, Any]) -> None:
+    with pytest.raises(DoesNotFitError) as caught:
+        plan_for(**request_, overrides=FULL_FINE_TUNING)
+    followed = []
+    for suggestion in caught.value.hint.split("; "):
+        if not suggestion.startswith(("adapter_type", "bf16_stochastic_round")):
+            continue
+        kept, _, removed = re.sub(r" fits.*", "", suggestion).partition(", without ")
+        kept, _, batch = kept.partition(" and a global batch of ")
+        changes = dict(part.split(" ", 1) for part in re.split(r", | with ", kept))
+        more = {"batch_size": batch, "gradient_accumulation_steps": "1"} if batch else {}
+        more |= dict.fromkeys(filter(None, removed.split(" and ")), "null")
+        keys = {key if "[" in key else f"training.config.{key}": value for key, value in (changes | more).items()}
+        kept_config = {key: value for key, value in request_.get("config", {}).items() if key not in more}
+        overrides = (*FULL_FINE_TUNING, *(f"{key}={value}" for key, value in keys.items()))
+        plan_for(**request_ | {"config": {}}, overrides=(*map_config(kept_config), *overrides))
+        followed.append(suggestion)
+    assert any(suggestion.startswith("adapter_type lora") for suggestion in followed)
+    is_alone = "strategy" not in request_
+    assert is_alone or not any(suggestion.startswith("bf16") for suggestion in followed)
 
 
 def test_more_cpu_memory_is_a_way_out_of_too_little() -> None:
