@@ -311,7 +311,8 @@ def test_optional_match_is_no_match(judge: CypherJudge, reference: str, answer: 
         (
             "MATCH (a:Actor)-[:PLAYED_IN]->(f:Film)<-[:PLAYED_IN]-(b:Actor) WHERE f.year > 1990 OR b.born < 1950 "
             "RETURN a.name",
-            "MATCH (b:Actor)-[r]->(f:Film), (a:Actor)-[:PLAYED_IN]->(f) WHERE b.born < 1950 OR f.year > 1990 RETURN a.name",
+            "MATCH (b:Actor)-[r]->(f:Film), (a:Actor)-[:PLAYED_IN]->(f) "
+            "WHERE b.born < 1950 OR f.year > 1990 RETURN a.name",
             True,
         ),
         (
