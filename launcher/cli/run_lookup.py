@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 
 from launcher.core.errors import InputError, ManifestError, Problem
@@ -81,6 +82,8 @@ def find_run_or_newest(name: str, runs_dir: Path) -> RunPaths:
     """Return the run that an id or a path names; for an expert's name, its newest finished run, which is logged."""
     if not name.strip() or is_run(runs_dir / name) or is_run(Path(name)) or not is_expert(name):
         return find_run(name, runs_dir)
+    if any(_is_damaged_run(folder) for folder in (runs_dir / name, Path(name))):  # its manifest.json is not an expert
+        return find_run(name, runs_dir)
     paths = find_finished_run(name, runs_dir)
     log.info(f"using {paths.root}, the newest finished run of {name}")
     return paths
@@ -98,7 +101,7 @@ def find_run(name: str, runs_dir: Path) -> RunPaths:
     shown = repr(shorten(name))
     title = f"{shown} is not a run directory: it has no plan.json" if exists else f"no run called {shown}"
     runs, folder = list_runs(runs_dir), runs_dir.absolute()
-    if is_expert(name):
+    if is_expert(name) and not any(map(_is_damaged_run, candidates)):
         expert = resolve_expert_name(name)
         title = f"{shown} is an expert: name one of its runs"
         runs = [paths for paths in runs if load_expert_name(paths) == expert] or runs
@@ -132,6 +135,11 @@ def is_run(folder: Path) -> bool:
         return RunPaths(folder).plan.is_file()
     except OSError:  # the name is too long
         return False
+
+
+def _is_damaged_run(folder: Path) -> bool:
+    """Return whether a folder has the request of a run, but no plan.json that can be read."""
+    return _is_dir(folder) and os.path.lexists(RunPaths(folder).request) and not is_run(folder)
 
 
 def _is_dir(folder: Path) -> bool:

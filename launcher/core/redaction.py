@@ -46,16 +46,30 @@ _KEY_FORMATS = re.compile(
     r"|xox[a-z](?:\.xox[a-z])?-[A-Za-z0-9\-]{10,}|xapp-[A-Za-z0-9\-]{10,}"  # Slack
     r"|gl(?:pat|ptt|dt|rt|cbt|ft|soat)-[A-Za-z0-9_.\-]{20,}"  # GitLab
     r"|npm_[A-Za-z0-9]{30,}|pypi-[A-Za-z0-9_\-]{30,}|dckr_pat_[A-Za-z0-9_\-]{20,}"
+    r"|SG\.[A-Za-z0-9_\-]{16,}\.[A-Za-z0-9_\-]{16,}|key-[a-z0-9]{32}\b|SK[0-9a-f]{32}\b"  # SendGrid, Mailgun, Twilio
+    r"|[0-9]{8,10}:AA[A-Za-z0-9_\-]{30,}|AAAA[A-Za-z0-9_\-]{7}:[A-Za-z0-9_\-]{100,}"  # Telegram, Firebase
+    r"|AGE-SECRET-KEY-1[A-Z0-9]{50,}|ATATT3[A-Za-z0-9_=\-]{20,}|NRAK-[A-Z0-9]{20,}"  # age, Atlassian, New Relic
+    r"|dp\.(?:pt|st|ct|sa|scim)\.[A-Za-z0-9._\-]{20,}|[A-Za-z0-9]{3}[0-9]Q~[A-Za-z0-9_~.\-]{31,34}"  # Doppler, Azure
+    r"|(?:whsec_|pplx-|shp(?:at|ca|pa|ss)_|lin_api_|fig[do]_|tskey-[a-z]{1,10}-|glsa_|sntry[su]_|rpa_|tgp_v1_"
+    r"|lsv2_(?:pt|sk)_|api_org_|secret_(?=[A-Za-z0-9]{40}))(?=[A-Za-z_\-]{0,40}[0-9])[A-Za-z0-9_\-]{20,}"
     r"|(?:nvapi-|gsk_|r8_|xai-|dapi|hvs\.|dop_v1_|[sr]k_live_)[A-Za-z0-9_\-]{20,}"  # NVIDIA, Groq, Replicate, xAI, ...
     r"|eyJ[A-Za-z0-9_\-]{8,}\.eyJ[A-Za-z0-9_\-]{8,}\.[A-Za-z0-9_\-]*)"  # a JSON Web Token
     r"|-----BEGIN (?:[A-Z0-9]+ ){0,3}PRIVATE KEY(?: BLOCK)?-----(?:[^\"'<-]|-(?!----))*"
     r"(?:-----END (?:[A-Z0-9]+ ){0,3}PRIVATE KEY(?: BLOCK)?-----)?"
 )
 _ASSIGNED = re.compile(  # a long value with a digit and a letter
-    r"(?P<name>(?i:password|passwd|secret(?:_?access)?_?key|client_?secret|api[_-]?key|(?:access|auth)[_-]?token)\W{1,8}"
+    r"(?P<name>(?i:password|passwd|account_?key|shared_?access_?key|private_?key_?id|cookie: ?[\w.\-]{1,40}"
+    r"|secret(?:_?access)?_?key|client_?secret|api[_-]?key|(?:access|auth)[_-]?token)\W{1,8}"
     r"|(?i:basic|bearer) )(?=[^\s0-9]{0,200}[0-9])(?=[^\sA-Za-z]{0,200}[A-Za-z])[A-Za-z0-9+/=._~\-]{16,}"
 )
-_WEBHOOK = re.compile(r"(?P<name>hooks\.slack\.com/[a-z]{1,20}/)[A-Za-z0-9/]{20,}")
+_PASSWORD_SET = re.compile(  # shorter than other secrets
+    r"(?P<name>(?i:password|passwd|pwd)(?:\W{0,2}[=:][^\w/]{0,3}| ))(?!/)(?=[^\s0-9]{0,200}[0-9])"
+    r"(?=[^\sA-Za-z]{0,200}[A-Za-z])[^\s\"'&;,<>{}\\]{7,}"
+)
+_WEBHOOK = re.compile(
+    r"(?P<name>hooks\.slack\.com/[a-z]{1,20}/|discord(?:app)?\.com/api/webhooks/|webhook\.office\.com/[a-z0-9]{1,20}/)"
+    r"[A-Za-z0-9/@_\-]{20,}"
+)
 _QUERY = re.compile(r"(?P<name>[?&][\w.\-]{1,60})=[^&\s'\"<>#]{8,}")
 _SIGNATURES = ("sig", "signature", "x-amz-signature", "x-goog-signature", "x-amz-credential", "x-goog-credential")
 _JSON_STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
@@ -72,7 +86,7 @@ def redact_text(text: str, known: tuple[str, ...] | None = None) -> str:
     for value in get_known_secrets() if known is None else known:
         text = text.replace(value, REDACTED)
     text = _USER_INFO.sub(rf"\g<scheme>{REDACTED}@", text)
-    for pattern in (_ASSIGNED, _WEBHOOK):
+    for pattern in (_ASSIGNED, _PASSWORD_SET, _WEBHOOK):
         text = pattern.sub(rf"\g<name>{REDACTED}", text)
     return _KEY_FORMATS.sub(REDACTED, _QUERY.sub(_redact_parameter, text))
 
@@ -140,12 +154,14 @@ def collect_known_secrets(environment: Mapping[str, str], folder: str = "") -> t
 
 
 def _encode(secret: str) -> Iterator[str]:
-    """Yield a secret as it is, and as it appears in URLs, in JSON or Python strings, in hexadecimal and in base64."""
+    """Yield a secret as it is, and as in URLs, in JSON or Python strings, in hexadecimal, base32, base64."""
     yield secret
     yield from (quote(secret, safe=""), quote_plus(secret))
     yield from (json.dumps(secret)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1], repr(secret)[1:-1])
     data = secret.encode("utf-8", "surrogateescape")
-    yield data.hex()
+    yield from (data.hex(), data.hex().upper(), base64.b32encode(data).decode().rstrip("="))
+    yield from ("".join(f"%{byte:02{case}}" for byte in data) for case in "xX")
+    yield "".join(f"\\u{ord(char):04x}" for char in secret)
     for num_before in range(3):  # bytes that are encoded together with it, such as a user's name
         text = base64.b64encode(bytes(num_before) + data).decode()
         text = text[(num_before * 8 + 5) // 6 : (num_before + len(data)) * 8 // 6]

@@ -150,6 +150,8 @@ def _around_text(text: str) -> Iterator[str]:
     yield text.swapcase()
     yield text + "x"
     yield text[:-1] or "y"
+    yield text + " "
+    yield " " + text
     yield "x" + text
     yield "other"
 

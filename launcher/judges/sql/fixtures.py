@@ -34,6 +34,7 @@ from launcher.judges.sql.row_builder import Rows, make_requirements
 from launcher.judges.sql.row_generator import (
     make_boundary_rows,
     make_group_rows,
+    make_look_alike_rows,
     make_mixed_rows,
     make_rows,
     make_tiny_rows,
@@ -204,6 +205,7 @@ class QueryFixture:
         row_sets = [
             make_mixed_rows(needs, seed=9, size=20, share=0.5, spread=5),
             make_mixed_rows(needs, seed=10, size=20, share=0.7, spread=200, lowest=-150),
+            make_look_alike_rows(needs),
         ]
         if joined != self.facts:
             row_sets.append(make_boundary_rows(needs))

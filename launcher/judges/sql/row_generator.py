@@ -111,6 +111,27 @@ def make_mixed_rows(
     return builder.rows
 
 
+def make_look_alike_rows(needs: RowRequirements) -> Rows:
+    """Return random rows of few values, whose texts also differ by case only, and whose numbers have many decimals.
+
+    A query that folds case in GROUP BY, DISTINCT or ORDER BY, or that rounds in another way, returns something else.
+    """
+    rows = make_mixed_rows(needs, seed=14, size=20, share=0.8, spread=4)
+    rng = random.Random(14)
+    linked = {column_ref for links in needs.links.values() for column_ref in links.values()}
+    for table, columns in ((name, needs.schema[name].columns) for name in needs.order):
+        kept = {*needs.list_conditioned(table), *needs.links[table]}
+        changed = [name for name in columns if name not in kept and (table, name) not in linked]
+        for row in rows[table]:
+            for name in changed:
+                value = row.get(name)
+                if columns[name].kind == "text" and isinstance(value, str) and rng.random() < 0.5:
+                    row[name] = value.swapcase()
+                elif columns[name].kind == "real" and isinstance(value, int | float):
+                    row[name] = value + rng.choice((0.0, 0.123456, 0.518273, 0.987654))
+    return rows
+
+
 def _without_unique(needs: RowRequirements, table: str, row: Row) -> Iterator[tuple[str, Value]]:
     """Yield the values of a row without its unique columns, to duplicate it."""
     columns = needs.schema[table].columns

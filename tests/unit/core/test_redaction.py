@@ -41,6 +41,19 @@ KEYS = [
     f"dapi{'0a' * 16}",
     f"hvs.{A[:24]}",
     f"sk_live_{A[:24]}",
+    f"whsec_{A[:32]}",
+    f"SG.{A[:22]}.{A[:43]}",
+    f"key-{'0a' * 16}",
+    f"SK{'0a' * 16}",
+    f"123456789:AA{A[:33]}",
+    f"pplx-{A[:48]}",
+    f"shpat_{'0a' * 16}",
+    f"lin_api_{A[:40]}",
+    f"dp.pt.{A[:43]}",
+    f"ATATT3{A[:60]}",
+    f"AGE-SECRET-KEY-1{'A1' * 29}",
+    f"glsa_{A[:32]}_0a0a0a0a",
+    f"lsv2_pt_{'0a' * 16}_0a0a0a0a",
 ]
 
 
@@ -65,6 +78,13 @@ def test_an_aws_secret_is_known_by_its_name() -> None:
     [
         *("AKIAN", "task-force-of-the-united-nations", "hf_hub", "npm_config", "eyJ.eyJ.x", "xoxo"),
         *("basic understanding-of-things", "https://host/a?page=2&tokens=5", "password: see the manual, page 12345678"),
+        *(
+            "secret_santa_list_of_all_the_participants_x",
+            "fig_1",
+            "SG.model.layers",
+            "PWD=/home/user1/work",
+            "key-value",
+        ),
         *("pad_token: <|endoftext|>", "api_key is missing", "at 1234567.890123 tokens/s"),
     ],
 )
@@ -99,6 +119,9 @@ FORMS = {
     "json": json.dumps,
     "repr": repr,
     "hex": lambda secret: secret.encode().hex(),
+    "HEX": lambda secret: secret.encode().hex().upper(),
+    "every character in percent": lambda secret: "".join(f"%{byte:02X}" for byte in secret.encode()),
+    "base32": lambda secret: base64.b32encode(secret.encode()).decode(),
     **{
         f"base64 after {name}": lambda secret, name=name: base64.b64encode(f"{name}:{secret}:x".encode()).decode()
         for name in ("", "a", "ab", "abc")
@@ -146,6 +169,9 @@ def test_the_password_of_a_proxy_or_database_is_a_secret() -> None:
         ("Authorization: Basic ", ""),
         ("'authorization': 'Bearer ", "'"),
         ("password=", " was refused"),
+        ("AccountName=n;AccountKey=", ";EndpointSuffix=x"),
+        ("Cookie: session=", "; path=/"),
+        ("https://discord.com/api/webhooks/", ""),
         ('{\\"client_secret\\": \\"', '\\"}'),
         ("https://hooks.slack.com/services/", ""),
     ],
@@ -171,3 +197,8 @@ def test_a_secret_that_is_set_or_deleted_later_is_noticed(monkeypatch: pytest.Mo
     assert redact_text("uses first-value-9, other-value-9") == f"uses first-value-9, {REDACTED}"
     monkeypatch.delenv("LATER_TOKEN")
     assert redact_text("uses other-value-9") == "uses other-value-9"
+
+
+@pytest.mark.parametrize("text", ["mysql --password={} db", "Uid=u;Pwd={};x", "machine h login u password {} x"])
+def test_short_passwords_by_their_position(text: str) -> None:
+    assert redact_text(text.format("Hunter2x")) == text.format(REDACTED)

@@ -49,13 +49,16 @@ function makeCasesOf(ts, checker, generator, table, node, name, casesPerFunction
   if (ts.isClassDeclaration(node)) return makeClassCases(ts, checker, generator, table, node, quoted);
   const symbol = checker.getSymbolAtLocation(name);
   const type = ts.isModuleDeclaration(node) || ts.isEnumDeclaration(node) ? checker.getTypeOfSymbol(symbol) : checker.getTypeAtLocation(name);
-  const signature = ts.isEnumDeclaration(node) ? undefined : type.getCallSignatures().at(-1);
-  if (!signature) return [`{kind:"value",name:${quoted},plan:${ts.isEnumDeclaration(node) ? -1 : table.add(type)}}`];
-  const plan = table.add(signature.getReturnType());
-  const inputs = [];
-  for (let turn = 0; turn < casesPerFunction; turn += 1) inputs.push(generator.makeArguments(signature, turn));
-  inputs.push(...generator.makeCombinations(signature));
-  return inputs.map((made) => `{kind:"call",name:${quoted},plan:${plan},make:()=>[${made}]}`);
+  const signatures = ts.isEnumDeclaration(node) ? [] : type.getCallSignatures();
+  if (signatures.length === 0) return [`{kind:"value",name:${quoted},plan:${ts.isEnumDeclaration(node) ? -1 : table.add(type)}}`];
+  return signatures.flatMap((signature) => {
+    const plan = table.add(signature.getReturnType());
+    const inputs = [];
+    const count = Math.ceil(casesPerFunction / signatures.length); // overloads share the cases
+    for (let turn = 0; turn < count; turn += 1) inputs.push(generator.makeArguments(signature, turn));
+    inputs.push(...generator.makeCombinations(signature));
+    return inputs.map((made) => `{kind:"call",name:${quoted},plan:${plan},make:()=>[${made}]}`);
+  });
 }
 
 function makeClassCases(ts, checker, generator, table, node, quoted) {

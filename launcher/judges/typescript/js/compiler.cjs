@@ -30,7 +30,7 @@ declare function clearInterval(id?: number): void;
 declare function queueMicrotask(run: () => void): void;
 declare function structuredClone<T>(value: T): T;
 `;
-const CASES_PER_FUNCTION = 40;
+const CASES_PER_FUNCTION = 48;
 const EXTRA_CASES_PER_FUNCTION = 20;
 const NO_LITERALS = { numbers: [], strings: [] };
 const OPTIONS = {

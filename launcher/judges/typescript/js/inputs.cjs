@@ -4,7 +4,10 @@
 const MAX_NODES = 3000; // of one value
 const MAX_DEPTH = 5;
 const WORDS = ["Amber", "Birch", "Cedar", "Dune", "", "  "];
-const NUMBERS = [0, 1, 2, 3, 5, 10, -1, 2.5];
+// Whole strings, not parts of a value: words in one string, palindromes, other scripts, one longer than usual limits.
+const TEXTS = ["amber", "AMBER birch", " two  words here ", "A man, a plan, a canal: Panama", "level", "12", "a-b_c.d", "Éa😀b", "x".repeat(130)];
+const NUMBERS = [0, 0, 1, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, -1, -4, 2.5];
+const BIG = ["0n", "1n", "2n", "3n", "5n", "8n", "12n", "20n", "-2n"];
 const DATES = ["2001-02-03", "2012-12-31", "2013-01-01", "2024-02-29"];
 const ANYTHING = ["null", "undefined", "0", "7", '""', '"x"', "true", "[]", "[1]", "{}", "own(() => 1)"];
 
@@ -38,9 +41,17 @@ function near(text) {
   return [text, text, `${year - 1}${rest}`, `${year + 1}${rest}`, `${text.slice(0, 8)}${String(last).padStart(2, "0")}`];
 }
 
+const isText = (code) => typeof code === "string" && code.startsWith('"');
+
+// Returns strings that are equal to another one, or would be if case, order or white space did not count.
+function alike(text) {
+  const reversed = [...text].reverse().join("");
+  return [text, text.toUpperCase(), text.toLowerCase(), reversed, ` ${text} `, text.slice(1), text.slice(0, 2)];
+}
+
 class InputGenerator {
   constructor(ts, checker, theirs, mine) {
-    Object.assign(this, { ts, checker, nodes: 0, count: 0, turn: 0, state: 12345, decks: new Map() });
+    Object.assign(this, { ts, checker, nodes: 0, count: 0, turn: 0, caller: null, state: 12345, decks: new Map() });
     this.numbers = [NUMBERS, theirs.numbers.flatMap(around), mine.numbers.flatMap(around)];
     this.strings = [WORDS, theirs.strings.flatMap(near), mine.strings.flatMap(near)];
     const counts = [...theirs.numbers, ...mine.numbers].filter((one) => Number.isInteger(one) && one > 0 && one <= 30);
@@ -88,7 +99,11 @@ class InputGenerator {
   }
 
   makeArguments(signature, turn) {
-    Object.assign(this, { nodes: 0, turn });
+    return this.makeArgumentList(signature, turn).join(",");
+  }
+
+  makeArgumentList(signature, turn) {
+    Object.assign(this, { nodes: 0, turn, caller: signature });
     const judged = this.checker.getTypePredicateOfSignature(signature);
     const parameters = signature.getParameters();
     const made = parameters.map((one, index) => {
@@ -100,7 +115,9 @@ class InputGenerator {
     });
     const isOptional = (one) => one?.valueDeclaration?.questionToken || one?.valueDeclaration?.initializer;
     while (made.length > 0 && isOptional(parameters[made.length - 1]) && this.below(3) === 0) made.pop();
-    return made.join(",");
+    const [first, second] = made;
+    if (isText(first) && isText(second) && this.below(3) === 0) made[1] = JSON.stringify(this.pick(alike(JSON.parse(first))));
+    return made;
   }
 
   // Returns an input for a type guard: of that type, almost of it, or anything.
@@ -118,9 +135,9 @@ class InputGenerator {
     if (has(flags.Any | flags.Unknown)) return this.pick(ANYTHING);
     if (has(flags.StringLiteral | flags.NumberLiteral)) return JSON.stringify(type.value);
     if (has(flags.BooleanLiteral)) return this.checker.typeToString(type);
-    if (has(flags.String)) return this.makeString(name);
+    if (has(flags.String)) return this.makeString(name, depth);
     if (has(flags.Number)) return this.makeNumber(name);
-    if (has(flags.BigInt)) return `${this.below(9)}n`;
+    if (has(flags.BigInt)) return this.pick(BIG);
     if (has(flags.Null)) return "null";
     if (has(flags.Undefined | flags.Void)) return "undefined";
     if (type.isUnion()) return this.make(this.pick(this.sortTypes(type.types)), depth, name);
@@ -135,20 +152,21 @@ class InputGenerator {
     return keyed.sort(([one], [other]) => (one < other ? -1 : one > other ? 1 : 0)).map(([, one]) => one);
   }
 
-  makeString(name) {
-    if (/id$/i.test(name)) return `"k${this.below(4)}"`;
+  makeString(name, depth = 1) {
+    if (/id$/i.test(name) || (/key$|^k$/i.test(name) && this.below(3) > 0)) return `"k${this.below(4)}"`;
     if (/(on|at|date|day|until|end)$/i.test(name) && this.below(2)) return JSON.stringify(this.pick(DATES));
-    return JSON.stringify(this.given[1].pop() ?? this.draw(this.strings));
+    if (this.given[1].length > 0) return JSON.stringify(this.given[1].pop());
+    return JSON.stringify(this.below(10) < (depth === 0 ? 3 : 1) ? this.deal(TEXTS) : this.draw(this.strings));
   }
 
   makeNumber(name) {
-    return String(/id$/i.test(name) ? this.below(4) : (this.given[0].pop() ?? this.draw(this.numbers)));
+    return String(/id$/i.test(name) || (/key$/i.test(name) && this.below(3) > 0) ? this.below(4) : (this.given[0].pop() ?? this.draw(this.numbers)));
   }
 
   // An extra property distinguishes two otherwise equal values.
   makeParameter(type, depth, name) {
     const limit = this.checker.getBaseConstraintOfType(type);
-    if (!limit || limit.flags & this.ts.TypeFlags.Unknown) return this.makeString(name);
+    if (!limit || limit.flags & this.ts.TypeFlags.Unknown) return this.makeString(name, depth);
     const made = this.make(limit, depth, name);
     this.count += 1;
     return made.startsWith("{") ? `{extra:${this.count},${made.slice(1)}` : made;
@@ -216,7 +234,8 @@ class InputGenerator {
   }
 
   // The function returns the same result for the same arguments. Every fourth promise rejects. A function without a
-  // result is called for its effect: its calls are recorded.
+  // result is called for its effect: its calls are recorded. A function without parameters returns something else at
+  // each call, and may fail at first; one that is wrapped (`memoize`) does if it is called again with the same arguments.
   makeFunction(signature, depth) {
     const type = signature.getReturnType();
     const isPromise = type.symbol?.name === "Promise";
@@ -226,9 +245,26 @@ class InputGenerator {
     if (isPromise && this.checker.getTypeArguments(type)[0]?.flags & Void) return `note(${this.count},()=>Promise.resolve())`;
     if (isPromise && this.below(4) === 0) return 'own(() => Promise.reject(new Error("no")))';
     const isOrder = type.flags & this.ts.TypeFlags.Number && signature.getParameters().length === 2;
-    if (isOrder) return "order";
+    if (isOrder && !this.isWrapped(signature)) return "order";
     const made = [0, 1, 2].map(() => `() => ${wrap(this.make(type, depth + 1, ""))}`);
-    return `choose([${made.join(",")}])`;
+    if (signature.getParameters().length === 0) {
+      const failures = this.below(2) * this.below(4);
+      const fail = isPromise ? '() => Promise.reject(new Error("not yet"))' : '() => { throw new Error("not yet"); }';
+      return `vary([${[...Array(failures).fill(fail), ...made].join(",")}],0)`;
+    }
+    // It ignores arguments that its type does not have, such as the index that Array.map passes.
+    const isRest = signature.getParameters().some((one) => one.valueDeclaration?.dotDotDotToken);
+    const arity = isRest ? "Infinity" : signature.getParameters().length;
+    return `${this.isWrapped(signature) ? "vary" : "choose"}([${made.join(",")}],${arity})`;
+  }
+
+  // Whether the function under test returns a function with the parameters of this one.
+  isWrapped(signature) {
+    const { checker } = this;
+    const result = this.caller?.getReturnType();
+    const returned = result && (checker.getBaseConstraintOfType(result) ?? result).getCallSignatures().at(-1);
+    const show = (one) => one.getParameters().map((part) => checker.typeToString(checker.getTypeOfSymbol(part))).join();
+    return Boolean(returned) && show(returned) === show(signature);
   }
 }
 

@@ -4,9 +4,9 @@
 
 const { Unsupported } = require("./inputs.cjs");
 
-const CALLS_PER_FUNCTION = 6;
-const STEPS = { class: 84, object: 24 };
-const STEPS_PER_VALUE = { class: 14, object: 8 };
+const CALLS_PER_FUNCTION = 4; // and as many whose first argument is that of the call before
+const STEPS = { class: 96, object: 24 };
+const STEPS_PER_VALUE = { class: 20, object: 8 };
 const SYNC = ["Iterable", "Iterator", "IterableIterator", "Generator", "ArrayIterator", "MapIterator", "SetIterator", "IteratorObject"];
 const ASYNC = ["AsyncIterable", "AsyncIterator", "AsyncIterableIterator", "AsyncGenerator", "AsyncIteratorObject"];
 const PROMISES = ["Promise", "PromiseLike"];
@@ -150,13 +150,21 @@ class PlanTable {
   }
 
   getCall(symbol) {
-    return this.checker.getNonNullableType(this.checker.getTypeOfSymbol(symbol)).getCallSignatures().at(-1);
+    return this.getCalls(symbol).at(-1);
+  }
+
+  getCalls(symbol) {
+    return this.checker.getNonNullableType(this.checker.getTypeOfSymbol(symbol)).getCallSignatures();
   }
 
   makeCall(signature) {
-    const makes = [];
-    for (let turn = 0; turn < CALLS_PER_FUNCTION; turn += 1) makes.push(this.generator.makeArguments(signature, turn + 2));
-    return { makes, result: this.add(signature.getReturnType()) };
+    const lists = [];
+    for (let turn = 0; turn < CALLS_PER_FUNCTION; turn += 1) lists.push(this.generator.makeArgumentList(signature, turn + 2));
+    const makes = lists.flatMap((list, index) => {
+      const next = lists[(index + 1) % lists.length];
+      return [list, list.length > 1 && next.length > 1 ? [list[0], ...next.slice(1)] : list];
+    });
+    return { makes: makes.map((list) => list.join(",")), result: this.add(signature.getReturnType()) };
   }
 
   // Methods are called in random order, so that one method sees what another has stored.
@@ -167,7 +175,8 @@ class PlanTable {
     const settable = members.filter((one) => one.flags & SetAccessor);
     for (let step = 0; step < STEPS[kind] && callable.length + settable.length > 0; step += 1) {
       const member = this.generator.pick([...callable, ...settable]);
-      const call = this.getCall(member);
+      const calls = this.getCalls(member);
+      const call = calls.length > 1 ? this.generator.pick(calls) : calls[0];
       const make = call
         ? this.generator.makeArguments(call, step)
         : this.generator.make(this.checker.getTypeOfSymbol(member), 1, member.name);

@@ -119,6 +119,8 @@ function realm() {
     return false;
   };
 
+  const symbolsOf = (value) => Object.getOwnPropertySymbols(value).filter((key) => Object.prototype.propertyIsEnumerable.call(value, key));
+
   // Describes a value as JSON with its kind. What cannot be described is `opaque`.
   const data = (value, above = []) => {
     if (value === null || typeof value === "boolean") return value;
@@ -130,7 +132,10 @@ function realm() {
     if (above.includes(value)) return ["above", above.indexOf(value)];
     if (above.length > MAX_DEPTH) return opaque("a deep value");
     const inner = (part) => data(part, [...above, value]);
-    const entries = (one) => Object.entries(one).map(([key, part]) => [key, inner(part)]);
+    const entries = (one) => [
+      ...Object.entries(one).map(([key, part]) => [key, inner(part)]),
+      ...symbolsOf(one).map((key) => [["symbol", String(key)], inner(one[key])]),
+    ];
     const base = baseOf(value, inner);
     const proto = Object.getPrototypeOf(value);
     if (base !== null) return base[1] === nameOf(value) ? base : ["instance", nameOf(value), base, entries(value)];
@@ -157,6 +162,7 @@ function realm() {
     const parts = Object.entries(error).map(([key, part]) => [key, inner(part)]);
     parts.sort(([one], [other]) => (one < other ? -1 : 1));
     const cause = Object.hasOwn(error, "cause") ? inner(error.cause) : null;
+    if (Array.isArray(error.errors) && !Object.keys(error).includes("errors")) parts.push(["errors", inner(error.errors)]);
     return ["error", nameOf(error), [String(error.name), String(error.message), cause, parts]];
   };
   const drainNow = (value, inner) => {
@@ -264,6 +270,8 @@ function realm() {
     return ["items", items, "more"];
   };
   const settle = async (run, at, above) => {
+    const start = now;
+    const waited = () => (now > start ? [now - start] : []); // on the clock of timers
     let value;
     try {
       value = run();
@@ -274,9 +282,10 @@ function realm() {
     try {
       value = await value;
     } catch (thrown) {
-      return ["rejected", explain(thrown)];
+      return ["rejected", explain(thrown), ...waited()];
     }
-    return ["later", await inspect(value, plans[at]?.promised ?? -1, above)];
+    const delay = waited();
+    return ["later", await inspect(value, plans[at]?.promised ?? -1, above), ...delay];
   };
 
   // Helpers of generated inputs.
@@ -285,13 +294,23 @@ function realm() {
     for (const char of JSON.stringify(describeQuietly(value))) sum = (sum * 31 + char.charCodeAt(0)) % 1000003;
     return sum;
   };
-  const choose = (options) => own((...a) => options[hash(a) % options.length]());
+  const choose = (options, arity) => own((...a) => options[hash(a.slice(0, arity)) % options.length]());
+  const vary = (options, arity) => {
+    const counts = new Map();
+    return own((...all) => {
+      const a = all.slice(0, arity);
+      const [key, sum] = [JSON.stringify(describeQuietly(a)), a.length > 0 ? hash(a) : 0];
+      const count = counts.get(key) ?? 0;
+      counts.set(key, count + 1);
+      return options[(sum + count) % options.length]();
+    });
+  };
   const order = own((one, other) => hash(one) - hash(other));
   const note = (id, result) => own((...a) => void state.events.push(["called", id, describeQuietly(a)]) ?? result());
   const spoil = (value, dice) => {
     if (typeof value !== "object" || value === null) return dice % 2 ? [value] : String(value) + "!";
     const keys = Object.keys(value);
-    const key = keys[dice % keys.length];
+    const key = keys[Math.floor(dice / 12) % keys.length];
     if (dice % 4 === 0) delete value[key];
     else value[key] = [null, typeof value[key] === "string" ? 7 : "7", { a: 1 }][dice % 3];
     return value;
@@ -371,7 +390,7 @@ function realm() {
     }
   };
   freezeAll();
-  return { drive, tick, getReport, tools: { choose, order, note, own, spoil } };
+  return { drive, tick, getReport, tools: { choose, order, note, own, spoil, vary } };
 }
 /* eslint-enable no-undef */
 

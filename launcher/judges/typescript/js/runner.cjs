@@ -23,14 +23,14 @@ function run({ code, names, plans, cases }) {
   const declared = names.map((name) => `get ${name}() { return ${name}; }`);
   HARNESS.runInContext(context);
   const program = `{
-    const { choose, order, note, own, spoil } = harness.tools;
+    const { choose, order, note, own, spoil, vary } = harness.tools;
     const plans = ${plans};
     const cases = ${cases};
     const declared = (function () {
       "use strict";
       const harness = undefined;
       return (function () {
-        const plans = undefined, cases = undefined, choose = undefined, order = undefined, note = undefined, own = undefined, spoil = undefined;
+        const plans = undefined, cases = undefined, choose = undefined, order = undefined, note = undefined, own = undefined, spoil = undefined, vary = undefined;
         return (function () {
 ${code}
           return {${declared}};

@@ -3,6 +3,10 @@
 
 const MAX_DEPTH = 24;
 
+// Names and quoted text; names that a type itself declares.
+const TOKEN = /"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|[A-Za-z_$][\w$]*/g;
+const BOUND = /\[([A-Za-z_$][\w$]*) in |\binfer ([A-Za-z_$][\w$]*)/g;
+
 class TooDeep extends Error {}
 
 // Returns the description of each interface and type alias of a reference by name; null if there is none, and
@@ -67,22 +71,37 @@ class Describer {
       const { elementFlags, readonly } = type.target;
       return ["tuple", readonly, checker.getTypeArguments(type).map((one, index) => [elementFlags[index], inner(one)])];
     }
+    if (type.flags & TypeFlags.Object && type.objectFlags & ts.ObjectFlags.Mapped) {
+      const text = this.render(type); // its keys are not known: the properties say nothing
+      if (text.isGeneric) return ["mapped", text.value];
+    }
     const isOfLibrary = type.symbol?.declarations?.[0]?.getSourceFile().hasNoDefaultLib;
     if (isOfLibrary && type.flags & TypeFlags.Object && !(type.objectFlags & ts.ObjectFlags.Mapped)) {
       return ["library", type.symbol.name, checker.getTypeArguments(type).map(inner)];
     }
     if (!(type.flags & (TypeFlags.Object | TypeFlags.Intersection))) {
-      const { NoTruncation, InTypeAlias, UseFullyQualifiedType } = ts.TypeFormatFlags;
-      return ["text", checker.typeToString(type, undefined, NoTruncation | InTypeAlias | UseFullyQualifiedType)];
+      return ["text", this.render(type).value];
     }
     return ["object", this.describeProperties(type, inner), this.describeIndices(type, inner), this.describeCalls(type, inner)];
+  }
+
+  // Returns the text of a type, in which type parameters have numbers for names.
+  render(type) {
+    const { NoTruncation, InTypeAlias, UseFullyQualifiedType } = this.ts.TypeFormatFlags;
+    const text = this.checker.typeToString(type, undefined, NoTruncation | InTypeAlias | UseFullyQualifiedType);
+    const names = new Map(this.parameters.map((one, index) => [one.symbol.name, `#${index}`]));
+    const isGeneric = [...text.matchAll(TOKEN)].some(([token]) => names.has(token));
+    for (const [, mapped, inferred] of text.matchAll(BOUND)) names.set(mapped ?? inferred, `##${names.size}`);
+    return { value: text.replace(TOKEN, (token) => names.get(token) ?? token), isGeneric };
   }
 
   describeProperties(type, inner) {
     const { ts, checker } = this;
     const properties = checker.getPropertiesOfType(type).map((property) => {
       const flags = ts.getDeclarationModifierFlagsFromSymbol(property);
-      const isReadonly = Boolean(flags & ts.ModifierFlags.Readonly || ts.getCheckFlags(property) & 8);
+      const { GetAccessor, SetAccessor } = ts.SymbolFlags;
+      const isGetter = Boolean(property.flags & GetAccessor) && !(property.flags & SetAccessor);
+      const isReadonly = Boolean(isGetter || flags & ts.ModifierFlags.Readonly || ts.getCheckFlags(property) & 8);
       const isHidden = Boolean(flags & (ts.ModifierFlags.Private | ts.ModifierFlags.Protected));
       const isOptional = Boolean(property.flags & ts.SymbolFlags.Optional);
       return JSON.stringify([property.name.replace(/^(__@\w+)@\d+$/, "$1"), isReadonly, isOptional, isHidden, inner(checker.getTypeOfSymbol(property))]);
@@ -97,8 +116,13 @@ class Describer {
 
   describeCalls(type, inner) {
     const { ts, checker } = this;
+    const outer = this.parameters;
+    const isConst = (one) => Boolean(one.symbol.declarations?.some((node) => node.modifiers?.some((it) => it.kind === ts.SyntaxKind.ConstKeyword)));
     const describeCall = (signature, isNew) => {
-      const own = (signature.typeParameters ?? []).map((one) => [one.symbol.name, one.getConstraint() ? inner(one.getConstraint()) : null]);
+      this.parameters = [...outer, ...(signature.typeParameters ?? [])];
+      const own = (signature.typeParameters ?? []).map((one) => [isConst(one), one.getConstraint() ? inner(one.getConstraint()) : null]);
+      const owner = signature.thisParameter ? inner(checker.getTypeOfSymbol(signature.thisParameter)) : null;
+      const isAbstract = Boolean(signature.flags & ts.SignatureFlags.Abstract);
       const parameters = signature.getParameters().map((one) => {
         const node = one.valueDeclaration;
         const isOptional = Boolean(one.flags & ts.SymbolFlags.Optional || node?.questionToken || node?.initializer);
@@ -106,7 +130,9 @@ class Describer {
       });
       const predicate = checker.getTypePredicateOfSignature(signature);
       const judged = predicate ? [predicate.kind, predicate.parameterIndex ?? -1, predicate.type ? inner(predicate.type) : null] : null;
-      return JSON.stringify([isNew, own, parameters, judged, inner(signature.getReturnType())]);
+      const described = [isNew, isAbstract, own, owner, parameters, judged, inner(signature.getReturnType())];
+      this.parameters = outer;
+      return JSON.stringify(described);
     };
     const list = (kind, isNew) => checker.getSignaturesOfType(type, kind).map((one) => describeCall(one, isNew));
     return [...list(ts.SignatureKind.Call, false), ...list(ts.SignatureKind.Construct, true)];

@@ -299,6 +299,52 @@ def test_optional_match_is_no_match(judge: CypherJudge, reference: str, answer: 
     assert give(judge, answer, reference).checks["matches"] is is_right
 
 
+@pytest.mark.parametrize(
+    ("reference", "answer", "is_right"),
+    [
+        # In Neo4j, no two relationships of one MATCH are the same; those of two MATCHes may be.
+        (
+            "MATCH (a:Actor)-[:PLAYED_IN]->(f:Film)<-[:PLAYED_IN]-(b:Actor) RETURN a.name, b.name",
+            "MATCH (a:Actor)-[:PLAYED_IN]->(f:Film) MATCH (b:Actor)-[:PLAYED_IN]->(f) RETURN a.name, b.name",
+            False,
+        ),
+        (
+            "MATCH (a:Actor)-[:PLAYED_IN]->(f:Film)<-[:PLAYED_IN]-(b:Actor) WHERE f.year > 1990 OR b.born < 1950 "
+            "RETURN a.name",
+            "MATCH (b:Actor)-[r]->(f:Film), (a:Actor)-[:PLAYED_IN]->(f) "
+            "WHERE b.born < 1950 OR f.year > 1990 RETURN a.name",
+            True,
+        ),
+        (
+            "MATCH (f:Film) WHERE f.year > 1990 AND f.year <= 2000 RETURN f.title",
+            "MATCH (f:Film) WHERE 1990 < f.year <= 2000 RETURN f.title",
+            True,
+        ),
+        (
+            "MATCH (f:Film) WHERE f.year > 1990 AND f.year <= 2000 RETURN f.title",
+            "MATCH (f:Film) WHERE 1990 <= f.year <= 2000 RETURN f.title",
+            False,
+        ),
+        # Texts that differ by case or white space only.
+        (
+            "MATCH (a:Actor) RETURN a.name ORDER BY a.name",
+            "MATCH (a:Actor) RETURN a.name ORDER BY toLower(a.name)",
+            False,
+        ),
+        ("MATCH (a:Actor) RETURN DISTINCT a.name", "MATCH (a:Actor) RETURN DISTINCT toUpper(a.name)", False),
+        (
+            "MATCH (f:Film {title: 'War'}) RETURN f.year",
+            "MATCH (f:Film) WHERE trim(f.title) = 'War' RETURN f.year",
+            False,
+        ),
+        ("MATCH (a:Actor) RETURN size(a.name)", "MATCH (a:Actor) RETURN size(trim(a.name))", False),
+    ],
+)
+def test_edges_chains_and_look_alikes(judge: CypherJudge, reference: str, answer: str, is_right: bool) -> None:
+    verdict = give(judge, answer, reference)
+    assert verdict.checks["matches"] is is_right, verdict.reason
+
+
 SORTED = "MATCH (a:Actor) RETURN a.name ORDER BY a.born DESC LIMIT 3"
 
 

@@ -97,6 +97,19 @@ def test_equivalent_queries_pass(judge: SqlJudge, reference: str, answer: str) -
             "SELECT title FROM book GROUP BY title HAVING AVG(price) >= 20",
         ),
         ("SELECT title FROM book ORDER BY printed LIMIT 30", "SELECT title FROM book ORDER BY printed LIMIT 31"),
+        # Texts that differ by case or white space only, and numbers with many decimals.
+        (
+            "SELECT country, COUNT(*) FROM author GROUP BY country",
+            "SELECT country, COUNT(*) FROM author GROUP BY lower(country)",
+        ),
+        ("SELECT COUNT(DISTINCT country) FROM author", "SELECT COUNT(DISTINCT upper(country)) FROM author"),
+        ("SELECT DISTINCT country FROM author", "SELECT country FROM author GROUP BY country COLLATE NOCASE"),
+        ("SELECT born FROM author ORDER BY country, born", "SELECT born FROM author ORDER BY lower(country), born"),
+        ("SELECT name FROM author WHERE country = 'Peru'", "SELECT name FROM author WHERE trim(country) = 'Peru'"),
+        ("SELECT name FROM author WHERE country IN ('Peru')", "SELECT name FROM author WHERE ltrim(country) = 'Peru'"),
+        ("SELECT round(price, 2) FROM book", "SELECT price FROM book"),
+        ("SELECT round(price, 2) FROM book", "SELECT round(price, 3) FROM book"),
+        ("SELECT title FROM book ORDER BY price", "SELECT title FROM book ORDER BY round(price)"),
         (
             "SELECT a.name FROM author AS a JOIN book AS b ON b.author_id = a.id",
             "SELECT a.name FROM author AS a JOIN book AS b ON b.id = a.id",

@@ -285,6 +285,168 @@ COMPARED: dict[str, tuple[str, str, list[str]]] = {
         "interface Box<U extends object> { all: U[]; value: U }",
         ["type Box<T> = { value: T; all: T[] };", "type Box<T extends object> = { value: T; all: object[] };"],
     ),
+    "wrapped function called again": (
+        "function memoize(f: (a: number, b: number) => number): (a: number, b: number) => number {\n"
+        "  const seen = new Map<string, number>();\n  return (a, b) => { const key = `${a},${b}`; "
+        "if (!seen.has(key)) { seen.set(key, f(a, b)); } return seen.get(key)!; };\n}",
+        "const memoize = (f: (a: number, b: number) => number) => { const seen: Record<string, number> = {}; "
+        "return (a: number, b: number): number => (seen[JSON.stringify([a, b])] ??= f(a, b)); };",
+        [
+            "const memoize = (f: (a: number, b: number) => number) => (a: number, b: number): number => f(a, b);",
+            "const memoize = (f: (a: number, b: number) => number) => { const seen: Record<number, number> = {}; "
+            "return (a: number, b: number): number => (seen[a] ??= f(a, b)); };",
+        ],
+    ),
+    "function called once": (
+        "function once(f: () => number): () => number { let [done, v] = [false, 0]; "
+        "return () => { if (!done) { v = f(); done = true; } return v; }; }",
+        "const once = (f: () => number) => { let seen: { v: number } | undefined; "
+        "return (): number => (seen ??= { v: f() }).v; };",
+        ["const once = (f: () => number) => (): number => f();"],
+    ),
+    "function that fails at first": (
+        "async function retry(f: () => Promise<number>, n: number): Promise<number> { "
+        "for (let i = 0; ; i++) { try { return await f(); } catch (e) { if (i >= n) throw e; } } }",
+        "async function retry(f: () => Promise<number>, n: number): Promise<number> { "
+        "try { return await f(); } catch (e) { if (n <= 0) throw e; return retry(f, n - 1); } }",
+        ["async function retry(f: () => Promise<number>, n: number): Promise<number> { return await f(); }"],
+    ),
+    "arguments that a callback ignores": (
+        "const part = <T>(p: (x: T) => boolean) => (xs: T[]): T[][] => [xs.filter(p), xs.filter((x) => !p(x))];",
+        "const part = <T>(p: (x: T) => boolean) => (xs: T[]): T[][] => "
+        "{ const [a, b]: T[][] = [[], []]; for (const x of xs) { (p(x) ? a : b)!.push(x); } return [a!, b!]; };",
+        ["const part = <T>(p: (x: T) => boolean) => (xs: T[]): T[][] => [xs.filter(p), xs.filter(p)];"],
+    ),
+    "every overload": (
+        "function f(x: string): string;\nfunction f(x: number): number;\n"
+        "function f(x: any): any { return typeof x === 'string' ? x + '!' : x + 1; }",
+        "function f(x: string): string;\nfunction f(x: number): number;\n"
+        "function f(x: any): any { return typeof x === 'number' ? 1 + x : `${x}!`; }",
+        [
+            "function f(x: string): string;\nfunction f(x: number): number;\n"
+            "function f(x: any): any { return typeof x === 'string' ? x : x + 1; }"
+        ],
+    ),
+    "wait": (
+        "const sleep = (ms: number): Promise<void> => new Promise((done) => setTimeout(done, ms));",
+        "async function sleep(ms: number): Promise<void> { "
+        "await new Promise<void>((go) => { setTimeout(() => go(), ms); }); }",
+        [
+            "const sleep = async (ms: number): Promise<void> => {};",
+            "const sleep = (s: number): Promise<void> => new Promise((done) => setTimeout(done, s * 1000));",
+        ],
+    ),
+    "recency": (
+        "class Cache { private m = new Map<string, number>(); constructor(private n: number) {}\n"
+        "  get(key: string) { const v = this.m.get(key); "
+        "if (v !== undefined) { this.m.delete(key); this.m.set(key, v); } return v; }\n"
+        "  set(key: string, v: number) { this.m.delete(key); this.m.set(key, v); "
+        "if (this.m.size > this.n) this.m.delete(this.m.keys().next().value!); } }",
+        "class Cache { private m = new Map<string, number>(); private n: number; "
+        "constructor(size: number) { this.n = size; }\n"
+        "  get(k: string): number | undefined { if (!this.m.has(k)) { return undefined; } const v = this.m.get(k)!; "
+        "this.m.delete(k); this.m.set(k, v); return v; }\n"
+        "  set(k: string, v: number): void { this.m.delete(k); this.m.set(k, v); "
+        "if (this.m.size > this.n) { const [first] = this.m.keys(); this.m.delete(first!); } } }",
+        [
+            "class Cache { private m = new Map<string, number>(); constructor(private n: number) {}\n"
+            "  get(key: string) { return this.m.get(key); }\n"
+            "  set(key: string, v: number) { this.m.delete(key); this.m.set(key, v); "
+            "if (this.m.size > this.n) this.m.delete(this.m.keys().next().value!); } }"
+        ],
+    ),
+    "squares of primes": (
+        "function isPrime(n: number): boolean { if (n < 2) return false; "
+        "for (let i = 2; i * i <= n; i++) { if (n % i === 0) return false; } return true; }",
+        "const isPrime = (n: number): boolean => { if (n < 2) { return false; } let i = 2; "
+        "while (i <= Math.sqrt(n)) { if (n % i++ === 0) { return false; } } return true; };",
+        [
+            "function isPrime(n: number): boolean { if (n < 2) return false; "
+            "for (let i = 2; i * i < n; i++) { if (n % i === 0) return false; } return true; }"
+        ],
+    ),
+    "case and order of letters": (
+        "const same = (a: string, b: string): boolean => a.toLowerCase() === b.toLowerCase();\n"
+        "const anagrams = (a: string, b: string): boolean => [...a].sort().join() === [...b].sort().join();",
+        "function same(a: string, b: string) { return a.toUpperCase() === b.toUpperCase(); }\n"
+        "function anagrams(a: string, b: string) { return [...b].sort().join('-') === [...a].sort().join('-'); }",
+        [
+            "const same = (a: string, b: string): boolean => a === b;\n"
+            "const anagrams = (a: string, b: string): boolean => [...a].sort().join() === [...b].sort().join();",
+            "const same = (a: string, b: string): boolean => a.toLowerCase() === b.toLowerCase();\n"
+            "const anagrams = (a: string, b: string): boolean => a === b;",
+        ],
+    ),
+    "words and punctuation": (
+        "const words = (s: string): string[] => s.trim().split(/\\s+/);\n"
+        "function mirrored(s: string): boolean { const t = s.toLowerCase().replace(/[^a-z0-9]/g, ''); "
+        "return t === [...t].reverse().join(''); }",
+        "const words = (s: string): string[] => s.trim().split(/ +/);\n"
+        "function mirrored(s: string) { const t = s.toLowerCase().match(/[a-z0-9]/g) ?? []; "
+        "return t.join('') === t.reverse().join(''); }",
+        [
+            "const words = (s: string): string[] => s.trim().split(' ');\n"
+            "function mirrored(s: string): boolean { const t = s.toLowerCase().replace(/[^a-z0-9]/g, ''); "
+            "return t === [...t].reverse().join(''); }",
+            "const words = (s: string): string[] => s.trim().split(/\\s+/);\n"
+            "function mirrored(s: string): boolean { return s === [...s].reverse().join(''); }",
+        ],
+    ),
+    "guard of two properties": (
+        "interface U { id: number; name: string }\nfunction isU(x: unknown): x is U "
+        "{ return typeof x === 'object' && x !== null && 'id' in x && 'name' in x; }",
+        "interface U { id: number; name: string }\nfunction isU(x: unknown): x is U "
+        "{ return x instanceof Object && ['id', 'name'].every((key) => key in x); }",
+        [
+            "interface U { id: number; name: string }\nfunction isU(x: unknown): x is U "
+            "{ return typeof x === 'object' && x !== null && 'id' in x; }"
+        ],
+    ),
+    "symbol keys and several errors": (
+        "const tagged = (n: number): object => ({ [Symbol.for('t')]: n });\n"
+        "const failed = (n: number): Error => new AggregateError([new Error(`e${n}`)], 'all');",
+        "function tagged(n: number): object { const o: Record<symbol, number> = {}; "
+        "o[Symbol.for('t')] = n; return o; }\n"
+        "function failed(n: number): Error { return new AggregateError([Error('e' + n)], 'all'); }",
+        [
+            "const tagged = (n: number): object => ({ [Symbol.for('t')]: -1 });\n"
+            "const failed = (n: number): Error => new AggregateError([new Error(`e${n}`)], 'all');",
+            "const tagged = (n: number): object => ({ [Symbol.for('t')]: n });\n"
+            "const failed = (n: number): Error => new AggregateError([], 'all');",
+        ],
+    ),
+    "mapped type": (
+        "type M<T> = { readonly [K in keyof T]?: T[K] };",
+        "type M<Row> = { readonly [Key in keyof Row]?: Row[Key] };",
+        ["type M<T> = { [K in keyof T]?: T[K] };", "type M<T> = { readonly [K in keyof T]: T[K] };"],
+    ),
+    "mapped type of the library": (
+        "interface I<T> { a: Partial<T> }",
+        "type I<X> = { a: { [K in keyof X]?: X[K] } };",
+        ["interface I<T> { a: Required<T> }", "interface I<T> { a: T }"],
+    ),
+    "recursive mapped type": (
+        "type Deep<T> = { [K in keyof T]?: T[K] extends object ? Deep<T[K]> : T[K] };",
+        "type Deep<X> = { [P in keyof X]?: X[P] extends object ? Deep<X[P]> : X[P] };",
+        ["type Deep<T> = { [K in keyof T]?: T[K] };"],
+    ),
+    "conditional type": (
+        "type Inner<T> = T extends Promise<infer U> ? U : 'T';",
+        "type Inner<X> = X extends Promise<infer V> ? V : 'T';",
+        ["type Inner<T> = T extends Promise<infer U> ? T : 1;", "type Inner<T> = T extends Promise<infer U> ? U : 1;"],
+    ),
+    "parts of a signature": (
+        "type F = { make: abstract new () => object; on: (this: Date) => void; id: <const T>(x: T) => T };",
+        "type F = { make: abstract new () => object; on: (this: Date) => void; id: <const U>(x: U) => U };",
+        [
+            "type F = { make: new () => object; on: (this: Date) => void; id: <const T>(x: T) => T };",
+            "type F = { make: abstract new () => object; on: (this: string) => void; id: <const T>(x: T) => T };",
+            "type F = { make: abstract new () => object; on: (this: Date) => void; id: <T>(x: T) => T };",
+        ],
+    ),
+    "getter of a type": (
+        "interface G { get x(): number }", "interface G { readonly x: number }", ["interface G { x: number }"]
+    ),
 }  # fmt: skip
 # Rows that cannot be compared, whatever the answer.
 NOT_JUDGED: dict[str, str] = {
