@@ -154,7 +154,7 @@ def make_file_source(path: Path, format_name: str | None) -> FileSource:
                 if inside
                 else f"it has no file with a suffix of {', '.join(_SUFFIXES)}"
             )
-            raise InputError(f"{path} is a directory; {advice}")
+            raise InputError(f"{path} is a directory; {advice}", hint=_hint_joining(path))
         if not path.exists():
             raise _missing(path)
         if not path.is_file():
@@ -172,6 +172,17 @@ def make_file_source(path: Path, format_name: str | None) -> FileSource:
             raise ManifestKeyHintError(title, hint=f"set training.dataset.format to one of {known}")
         raise InputError(title, hint=other.format(file=shlex.quote(str(path))))
     return FileSource(path=path, format=format_)
+
+
+def _hint_joining(folder: Path) -> str:
+    """Return how to make one file of those in a folder; empty if they have different formats or there is only one."""
+    files = _data_files(folder)
+    suffixes = {Path(name).suffix for name in files}
+    if len(files) < 2 or len(suffixes) > 1:
+        return ""
+    if suffixes == {".jsonl"}:
+        return f"rows are read from one file; to join all of these: cat {shlex.quote(str(folder))}/*.jsonl > rows.jsonl"
+    return "rows are read from one file: join the files first if the rows are in several"
 
 
 def make_task_source(path: Path, format_name: str) -> FileSource:
@@ -205,6 +216,8 @@ def _missing(path: Path) -> InputError:
     nearby = _data_files(path.parent)
     meant = find_closest(path.name, nearby)
     title = f"{path}: no such file"
+    if any(sign in path.name for sign in "*?") and nearby:
+        return InputError(title, hint=_hint_joining(path.parent) or f"did you mean {path.parent / nearby[0]}?")
     if meant:
         return InputError(title, hint=f"did you mean {path.parent / meant}?")
     return ManifestKeyHintError(title, hint="training.dataset.path is relative to the manifest's folder")
