@@ -7,8 +7,9 @@ import errno
 import io
 import os
 import re
+import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
@@ -84,17 +85,20 @@ _ARGUMENTS = ("arguments", "commands")
 class _UsageError(SystemExit):
     """SystemExit for a usage error that argparse has found, with the message as an InputError in `error`."""
 
-    def __init__(self, message: str, parser: argparse.ArgumentParser) -> None:
+    def __init__(self, message: str, parser: argparse.ArgumentParser, *, hint: str = "", is_verb: bool = False) -> None:
         super().__init__(int(ExitCode.WRONG_INPUT))
         self.parser = parser
+        self.is_verb = is_verb  # there is no such verb, so its flags cannot be judged
         self.lacks_command = message == "the following arguments are required: COMMAND"
         self.error = InputError(
-            f"{parser.prog}: {message}", hint=f"{parser.prog} --help lists its {_ARGUMENTS[parser.prog == 'launcher']}"
+            f"{parser.prog}: {message}",
+            hint=hint or f"{parser.prog} --help lists its {_ARGUMENTS[parser.prog == 'launcher']}",
         )
 
 
 class _Parser(argparse.ArgumentParser):
     _is_intermixed = False
+    _words: Sequence[str] = ()
 
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
@@ -103,7 +107,7 @@ class _Parser(argparse.ArgumentParser):
 
         argparse takes an optional argument as missing if a flag precedes it, and returns its word as unknown.
         """
-        words = list(sys.argv[1:] if args is None else args)
+        words = self._words = list(sys.argv[1:] if args is None else args)
         found, unknown = super().parse_known_args(words, namespace)
         is_verb = all(action.nargs != argparse.PARSER for action in self._actions)
         if self._is_intermixed or not is_verb or not unknown or any(word.startswith("-") for word in unknown):
@@ -119,9 +123,21 @@ class _Parser(argparse.ArgumentParser):
         if (word := re.match(r"argument COMMAND: invalid choice: '([^']*)'", message)) is not None:
             from launcher.manifest.suggest import find_closest
 
-            meant = find_closest(word[1], VERBS)
+            other = _OTHER_VERBS.get(word[1].lower().replace("_", "-"))
+            meant = None if other else find_closest(word[1], VERBS)
             message = f"no command {word[1]!r}" + (f"; did you mean {meant}?" if meant else "")
+            hint = f"write launcher {other}" if other else ""
+            raise _UsageError(message, self, hint=hint or ("" if meant else self._reorder(word[1])), is_verb=True)
         raise _UsageError(message, self)
+
+    def _reorder(self, first: str) -> str:
+        """Return a hint with the verb first for a command line such as `launcher neo4j train`; empty if it has none."""
+        verb = next((word for word in self._words if word in VERBS), None)
+        if verb is None:
+            return ""
+        rest = list(self._words)
+        rest.remove(verb)
+        return f"write {shlex.join(['launcher', verb, *rest])}" if rest[:1] == [first] else ""
 
     def _print_message(self, message: str, file: Any = None) -> None:
         """Write a message and, unlike argparse, raise the errors of the stream."""
@@ -204,7 +220,7 @@ def _run(argv: Sequence[str] | None) -> int:
             if end.lacks_command and not unknown:
                 end.parser.print_help(sys.stderr)
                 return int(ExitCode.WRONG_INPUT)
-            raise _explain_unknown(options, unknown, words) if unknown else end.error from None
+            raise _explain_unknown(options, unknown, words) if unknown and not end.is_verb else end.error from None
         if unknown:
             raise _explain_unknown(options, unknown, words)
     except LauncherError as error:
@@ -228,13 +244,34 @@ def _run(argv: Sequence[str] | None) -> int:
         return _report(explained, [arguments.verb], is_json=getattr(arguments, "json", False))
 
 
-# Names of other programs for flags that have another name here.
-_OTHER_NAMES = {
-    **dict.fromkeys(("model", "base_model", "model_name", "model_name_or_path"), "--base NAME"),
-    **dict.fromkeys(("steps", "num_steps"), "--max-steps N"),
-    **dict.fromkeys(("gpu_count", "num_gpus"), "--gpus N"),
-    **dict.fromkeys(("csv", "jsonl", "json_file", "file", "input", "dataset", "train", "rows"), "--data FILE"),
-    **dict.fromkeys(("full", "full_finetune", "full_finetuning"), "--set training.config.adapter_type=full"),
+_DATA_NAMES = ("csv", "jsonl", "json_file", "file", "input", "train", "rows", "dataset", "dataset_name", "train_file")
+# Names of other programs for flags that have another name here, which may depend on the verb.
+_OTHER_NAMES: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("model", "base_model", "model_name", "model_name_or_path"), ("--base NAME",)),
+    **dict.fromkeys(("steps", "num_steps"), ("--max-steps N",)),
+    **dict.fromkeys(("gpu_count", "num_gpus"), ("--gpus N",)),
+    **dict.fromkeys(_DATA_NAMES, ("--data FILE", "--set training.dataset.path=FILE")),
+    **dict.fromkeys(("full", "full_finetune", "full_finetuning"), ("--set training.config.adapter_type=full",)),
+    **dict.fromkeys(("load_in_4bit", "qlora", "use_qlora"), ("--set base_models.0.quantization=int4",)),
+    **dict.fromkeys(("deepspeed", "fsdp"), ("--strategy NAME",)),
+    **dict.fromkeys(("output_dir", "logging_dir"), ("--runs-dir DIR",)),
+    "resume_from_checkpoint": ("--resume RUN",),
+}
+# Names of other programs for verbs that have another name here.
+_OTHER_VERBS = {
+    **dict.fromkeys(("init", "create", "add"), "new EXPERT --data FILE"),
+    **dict.fromkeys(("finetune", "fine-tune", "sft", "run", "start", "launch", "fit"), "train EXPERT"),
+    **dict.fromkeys(("resume", "continue"), "train --resume RUN"),
+    **dict.fromkeys(("generate", "chat", "infer", "inference", "predict"), "ask RUN"),
+    **dict.fromkeys(("evaluate", "test", "judge"), "eval EXPERT --run RUN"),
+    **dict.fromkeys(("merge", "merge-lora", "push"), "export RUN"),
+    **dict.fromkeys(("preprocess", "tokenize", "pack"), "prepare EXPERT"),
+    **dict.fromkeys(("check", "lint"), "validate EXPERT"),
+    **dict.fromkeys(("estimate", "simulate"), "plan EXPERT"),
+    **dict.fromkeys(("cache", "datasets"), "data"),
+    "help": "--help",
+    "version": "--version",
+    **dict.fromkeys(("tune", "search", "hpo"), "sweep EXPERT --param NAME=VALUES"),
 }
 # Flags of launcher 0.1.
 _RENAMED = {
@@ -263,16 +300,16 @@ def _explain_unknown(options: _Options, unknown: Sequence[str], words: Sequence[
     flags = [word for word in unknown if word.startswith("--") and len(word) > 2]
     for flag in flags:
         from launcher.manifest.model import Manifest
-        from launcher.manifest.problems import find_key
+        from launcher.manifest.problems import find_key, is_switch
         from launcher.manifest.suggest import find_closest
 
         name, equals, value = flag.partition("=")
         if name in _RENAMED:
             hints.append(_RENAMED[name])
             continue
-        own = _OTHER_NAMES.get(name.removeprefix("--").replace("-", "_"), "")
-        action = options.get(own.partition(" ")[0])
-        if action is not None and action.nargs != 0:
+        others = _OTHER_NAMES.get(name.removeprefix("--").replace("-", "_"), ())
+        own = next((other for other in others if other.partition(" ")[0] in options), None)
+        if own is not None and options[own.partition(" ")[0]].nargs != 0:
             hints.append(own)
             continue
         key = find_key(name.removeprefix("--").replace("-", "_"), Manifest) if "--set" in options else None
@@ -280,14 +317,32 @@ def _explain_unknown(options: _Options, unknown: Sequence[str], words: Sequence[
             meant.append(closest)
         if key is not None:
             following = words[words.index(flag) + 1 :][:1]
-            value = value if equals else next((word for word in following if not word.startswith("--")), "VALUE")
+            if not equals and is_switch(key, Manifest):
+                value = "true" if following not in (["false"], ["False"]) else "false"
+            elif not equals:
+                value = next((word for word in following if not word.startswith("--")), "VALUE")
             hints.append(f"--set {key}={value}")
+    if "--set" in options:
+        hints += _complete_overrides(unknown)
     texts = [f"write {' '.join(hints)}"] if hints else []
     texts += [f"did you mean {' '.join(meant)}?"] if meant else []
     return InputError(
         f"{verb}: unrecognized arguments: {' '.join(unknown)}",
         hint="; ".join(texts) or f"{verb} --help lists its arguments",
     )
+
+
+def _complete_overrides(unknown: Sequence[str]) -> Iterator[str]:
+    """Yield --set for words such as `lr=1e-4`, which name a key of the manifest."""
+    from launcher.manifest.model import Manifest
+    from launcher.manifest.problems import find_key
+
+    for word in unknown:
+        name, equals, value = word.partition("=")
+        if equals and name and not name.startswith("-"):
+            key = find_key(name.rpartition(".")[2], Manifest)
+            if key is not None:
+                yield f"--set {shlex.quote(f'{key}={value}')}"
 
 
 def _report(error: LauncherError, verb: Sequence[str], *, is_json: bool) -> int:

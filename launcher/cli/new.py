@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from launcher.cli.prepare import print_segments
 from launcher.cli.tables import print_json, print_table
@@ -25,18 +25,43 @@ _TASKS = ("json", "sql", "cypher", "typescript", "exact_match", "text")
 _TEMPLATES = ("chatml", "qwen3", "llama3", "alpaca", "tokenizer")
 
 
+class _OnlyOnce(argparse.Action):
+    """Store a file; refuse a second one, which would silently replace the first."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,  # noqa: ARG002  (argparse passes it)
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,  # noqa: ARG002
+    ) -> None:
+        if getattr(namespace, self.dest, None) not in (None, self.default):
+            raise argparse.ArgumentError(self, "given twice; rows are read from one file: join the files first")
+        setattr(namespace, self.dest, values)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `launcher new`."""
     parser.add_argument("name", metavar="EXPERT", help="name of the new expert, e.g. sales")
     parser.add_argument(
-        "--data", type=expand_home, metavar="FILE", required=True, help="your rows: JSONL, JSON, CSV or Parquet"
+        "--data",
+        type=expand_home,
+        action=_OnlyOnce,
+        metavar="FILE",
+        required=True,
+        help="your rows: JSONL, JSON, CSV or Parquet",
     )
     parser.add_argument(
-        "--validation", type=expand_home, metavar="FILE", help="validation split (default: 10 %% of the rows)"
+        "--validation",
+        type=expand_home,
+        action=_OnlyOnce,
+        metavar="FILE",
+        help="validation split (default: 10 %% of the rows)",
     )
     parser.add_argument(
         "--test",
         type=expand_home,
+        action=_OnlyOnce,
         metavar="FILE",
         help="test split for `launcher eval` (default: the validation split)",
     )

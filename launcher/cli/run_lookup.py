@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 from pathlib import Path
 
 from launcher.core.errors import InputError, ManifestError, Problem
@@ -100,6 +101,8 @@ def find_run(name: str, runs_dir: Path) -> RunPaths:
     exists = any(_is_dir(folder) for folder in candidates)
     shown = repr(shorten(name))
     title = f"{shown} is not a run directory: it has no plan.json" if exists else f"no run called {shown}"
+    for folder in filter(_is_dir, candidates):
+        _suggest_neighbor(shown, folder)
     runs, folder = list_runs(runs_dir), runs_dir.absolute()
     if is_expert(name) and not any(map(_is_damaged_run, candidates)):
         expert = resolve_expert_name(name)
@@ -110,6 +113,17 @@ def find_run(name: str, runs_dir: Path) -> RunPaths:
     newest = tuple(Problem(where=paths.run_id, what=_describe(paths)) for paths in runs[:_SHOWN_RUNS])
     more = f" of {len(runs)}" if len(runs) > _SHOWN_RUNS else ""
     raise InputError(title, newest, hint=f"above: the newest runs{more} in {folder}; {FIND_ELSEWHERE}")
+
+
+def _suggest_neighbor(shown: str, folder: Path) -> None:
+    """Raise an error that names the run if a folder is in a run directory, or its runs if it contains some."""
+    parent = next((parent for parent in folder.parents if is_run(parent)), None)
+    if parent is not None:
+        raise InputError(f"{shown} is a folder in a run directory", hint=f"name the run: {shlex.quote(str(parent))}")
+    if runs := list_runs(folder):
+        newest = tuple(Problem(where=str(paths.root), what=_describe(paths)) for paths in runs[:_SHOWN_RUNS])
+        hint = f"name one of its runs, or add --runs-dir {shlex.quote(str(folder))} and a run's name"
+        raise InputError(f"{shown} is a folder with run directories", newest, hint=hint)
 
 
 def list_runs(runs_dir: Path) -> list[RunPaths]:

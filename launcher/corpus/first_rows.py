@@ -90,8 +90,7 @@ def check_first_rows(dataset: Dataset, folder: Path, *, reads_values: bool = Fal
 
     With `reads_values`, the rows are also converted to conversations, as in preparation.
     """
-    missing = find_missing_files(dataset, folder)
-    notes = [f"{key}: {path} does not exist, so its rows were not checked" for key, path in missing.items()]
+    missing, notes = find_missing_files(dataset, folder), note_missing_rows(dataset, folder)
     for key, path in _list_paths(dataset):
         if _is_file(folder / path):
             notes += _check_file(dataset, key, folder / path, reads_values=reads_values)
@@ -122,6 +121,12 @@ def _check_file(dataset: Dataset, key: str, path: Path, *, reads_values: bool) -
         if bad:
             share = f"{len(bad):,} of the first {len(peeked):,} rows cannot be {what}"
             yield f"{key}: {share}; line {bad[0].number}: {bad[0].reason}"
+
+
+def note_missing_rows(dataset: Dataset, folder: Path) -> list[str]:
+    """Return a note for every local file of the manifest that does not exist."""
+    missing = find_missing_files(dataset, folder)
+    return [f"{key}: {path} does not exist, so its rows were not checked" for key, path in missing.items()]
 
 
 def find_missing_files(dataset: Dataset, folder: Path) -> dict[str, Path]:
@@ -170,7 +175,7 @@ def probe_rows(dataset: Dataset, folder: Path) -> RowEstimate:
     rows = estimate_without_rows(dataset) if found is None else found
     path = Path(dataset.path or "")
     is_missing = format_by_name(path) is not None and not os.path.isfile(folder / path)  # noqa: PTH113
-    if rows.num_rows is None and dataset.format != "huggingface" and is_missing:
+    if found is None and dataset.format != "huggingface" and is_missing:
         return replace(rows, count_basis=f"{dataset.path} is not on this machine: {rows.count_basis}")
     return rows
 

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from launcher.core.errors import InputError, first_line, hint_for
 from launcher.corpus.conversations import TOOLS_FIELD
+from launcher.corpus.file_hints import UTF16_BOMS, hint_encoding, hint_joining
 from launcher.corpus.rows import BadRow, Json, Row, format_json_error
 from launcher.manifest.parse_json import MAX_DEPTH, is_too_deep
 from launcher.manifest.suggest import find_closest
@@ -30,7 +31,6 @@ _SUFFIXES: dict[str, Format] = {
     ".parquet": "parquet",
 }
 _UTF8_BOM = b"\xef\xbb\xbf"
-_UTF16_BOMS = (b"\xff\xfe", b"\xfe\xff")
 NOT_UTF8 = "not UTF-8"
 _CELLS = "a different number of cells than the header; text that contains the separator needs quotes"
 _PROBED_LINES = 50  # of a CSV file, to find its separator
@@ -154,7 +154,7 @@ def make_file_source(path: Path, format_name: str | None) -> FileSource:
                 if inside
                 else f"it has no file with a suffix of {', '.join(_SUFFIXES)}"
             )
-            raise InputError(f"{path} is a directory; {advice}")
+            raise InputError(f"{path} is a directory; {advice}", hint=hint_joining(path, _data_files(path)))
         if not path.exists():
             raise _missing(path)
         if not path.is_file():
@@ -184,27 +184,12 @@ def format_by_name(path: Path) -> Format | None:
     return _SUFFIXES.get(path.suffix.lower())
 
 
-def hint_encoding(path: Path) -> str:
-    """Return how to convert a file to UTF-8, guessing its encoding from the first bytes."""
-    with path.open("rb") as file:
-        head = file.read(100)
-    zeros, quarter = (head[::2].count(0), head[1::2].count(0)), len(head) // 4
-    is_utf16 = head.startswith(_UTF16_BOMS) or max(zeros) > quarter
-    if not is_utf16 and any(byte < 32 and byte not in b"\t\r\n" for byte in head):
-        return "it is a binary file: is it the right one?"
-    name = "WINDOWS-1252" if not is_utf16 else "UTF-32" if min(zeros) > quarter // 2 else "UTF-16"
-    if is_utf16 and not head.startswith(_UTF16_BOMS):
-        name += "LE" if zeros[0] < zeros[1] else "BE"
-    guess = "" if is_utf16 else ", if it is from Windows or Excel (Latin-1 is the same for letters)"
-    source = shlex.quote(str(path))
-    target = shlex.quote(str(path.with_stem(f"{path.stem}_utf8")))
-    return f"save the file as UTF-8: iconv -f {name} -t UTF-8 {source} > {target}{guess}"
-
-
 def _missing(path: Path) -> InputError:
     nearby = _data_files(path.parent)
     meant = find_closest(path.name, nearby)
     title = f"{path}: no such file"
+    if any(sign in path.name for sign in "*?") and nearby:
+        return InputError(title, hint=hint_joining(path.parent, nearby) or f"did you mean {path.parent / nearby[0]}?")
     if meant:
         return InputError(title, hint=f"did you mean {path.parent / meant}?")
     return ManifestKeyHintError(title, hint="training.dataset.path is relative to the manifest's folder")
@@ -219,7 +204,7 @@ def _data_files(folder: Path) -> list[str]:
 def _read_jsonl(path: Path, repeated: Counter[str] | None) -> Iterator[Row | BadRow]:
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
-            if number == 1 and line.startswith((*_UTF16_BOMS, b"{\0", b"\0{")):  # json.loads would accept most lines
+            if number == 1 and line.startswith((*UTF16_BOMS, b"{\0", b"\0{")):  # json.loads would accept most lines
                 raise InputError(f"{path}: {NOT_UTF8}", hint=hint_encoding(path))
             raw = line.removeprefix(_UTF8_BOM) if number == 1 else line
             if raw.strip():

@@ -104,11 +104,25 @@ _SPELLINGS: Mapping[str, Gpu] = MappingProxyType(
 )
 
 
+# `8xH100`, `H100:8` and `8 x H100`, as cloud providers and SkyPilot write several GPUs.
+_COUNTED = re.compile(
+    r"(?:(?P<before>[1-9]\d?) ?[x*] ?)?(?P<kind>.+?)(?:(?: ?[x*] ?|:)(?P<after>[1-9]\d?))?", re.IGNORECASE
+)
+
+
 def lookup_gpu(name: str) -> Gpu:
     """Return a GPU by any usual name: `rtx4090`, `RTX 4090`, `4090`, `NVIDIA GeForce RTX 4090`."""
     normalized = _normalize(name)
     if gpu := _SPELLINGS.get(normalized):
         return gpu
+    if (counted := _COUNTED.fullmatch(name.strip())) is not None:
+        counts = counted["before"] or counted["after"]
+        if counts and (gpu := _SPELLINGS.get(_normalize(counted["kind"]))):
+            raise InputError(
+                "--gpu takes one kind of GPU, without a number",
+                (Problem(where=name, what="the number belongs in --gpus"),),
+                f"write --gpu {gpu.key} --gpus {counts}",
+            )
     similar = dict.fromkeys(_SPELLINGS[spelling].key for spelling in get_close_matches(normalized, _SPELLINGS, 3, 0.7))
     what = f"unknown GPU; did you mean {' or '.join(similar)}?" if similar else "unknown GPU"
     raise InputError(

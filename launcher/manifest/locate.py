@@ -40,6 +40,12 @@ def find_manifest(name: str) -> Path:
             return file
     if is_folder:
         return path
+    if _exists(Path("runs", name, "plan.json")):
+        raise ManifestError(
+            f"{name} is a run, not an expert",
+            hint=f"commands for runs: launcher report {name}, launcher ask {name}, launcher export {name}, "
+            f"launcher eval --run {name}, launcher doctor --run {name}, launcher train --resume {name}",
+        )
     known = list_experts()
     suggestion = find_closest(name, known)
     raise ManifestError(

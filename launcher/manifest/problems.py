@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple, get_origin
+from typing import NamedTuple, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -62,6 +62,14 @@ SYNONYMS = {
     "num_train_epochs": "epochs",
     "lora_r": "rank",
     "r": "rank",
+    "lora_rank": "rank",
+    "lora_target": "target_modules",
+    "lora_target_modules": "target_modules",
+    "finetuning_type": "adapter_type",
+    "sample_packing": "packing",
+    "attn_implementation": "attention",
+    "sequence_len": "max_seq_length",
+    "block_size": "max_seq_length",
     "lora_alpha": "alpha",
     "lora_dropout": "dropout",
     "max_length": "max_seq_length",
@@ -69,6 +77,15 @@ SYNONYMS = {
     "cutoff_len": "max_seq_length",
     "lr_scheduler_type": "lr_scheduler",
     "eval_strategy": "evaluation_strategy",
+}
+
+
+# Names of columns in other trainers, which are keys of field_mapping here.
+_ROLES = {
+    **dict.fromkeys(("prompt", "question", "query", "user"), "instruction"),
+    **dict.fromkeys(("completion", "answer", "target", "label", "assistant"), "response"),
+    **dict.fromkeys(("context", "schema"), "input"),
+    **dict.fromkeys(("conversations", "chat"), "messages"),
 }
 
 
@@ -122,6 +139,8 @@ def _describe_unknown_key(
     key, path = str(key), _get_path(error, tree)
     fields = _find_object(model, above).model_fields
     synonym = SYNONYMS.get(key, key)
+    if {"instruction", "response"} <= fields.keys() and key not in fields:
+        synonym = _ROLES.get(key, synonym)
     meant = synonym if synonym in fields else find_closest(key, fields)
     suggestion = find_closest(key, (*extra_keys, *fields)) if extra_keys and not above else None
     suggestion = suggestion or meant or _find_in_sections(synonym, model)
@@ -142,6 +161,14 @@ def find_key(name: str, model: type[BaseModel]) -> str | None:
     paths, meant = _list_key_paths(model), SYNONYMS.get(name, name)
     key = meant if meant in paths else find_closest(meant, paths)
     return None if key is None else paths[key]
+
+
+def is_switch(path: str, model: type[BaseModel]) -> bool:
+    """Whether the value of the key with this dotted path is true or false."""
+    *above, key = path.split(".")
+    field = _find_object(model, above).model_fields.get(key)
+    types = () if field is None else get_args(field.annotation) or (field.annotation,)
+    return bool in types and set(types) <= {bool, type(None)}
 
 
 def _find_in_sections(key: str, model: type[BaseModel]) -> str | None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from launcher.core.errors import InputError, Problem
-from launcher.corpus.conversations import ROLES, RowReader, find_task_field, is_chat, make_row_reader
+from launcher.corpus.conversations import ROLES, TOOLS_FIELD, RowReader, find_task_field, is_chat, make_row_reader
 from launcher.corpus.dialects import parse_conversation
 from launcher.corpus.row_text import find_missing_fields, list_columns, list_fields, look_up, parse_row_text
 from launcher.corpus.rows import BadRow, Rejections, Row, RowFault
@@ -315,6 +315,8 @@ def _make_guesses(profile: RowProfile, chosen: Chosen) -> tuple[Guess, ...]:
         share = profile.format_share(field.num_filled)
         guesses.append(Guess(name=role, value=name, reason=f"{reason}; in {share}{as_json}"))
     taken = _list_taken(profile, [name for name, _ in chosen.values()])
+    if "messages" in chosen:
+        taken.add(TOOLS_FIELD)
     unused = [name for name in profile.fields if name not in taken]
     if unused:
         reason = "no role for these fields"
@@ -365,7 +367,9 @@ def _explain_failure(profile: RowProfile) -> InputError:
     chat = _find_nested_chat(profile)
     if chat is not None:
         return InputError(
-            f"the rows have messages inside another field, {chat}", problems, hint=f"add --messages-field {chat}"
+            f"the rows have messages inside another field, {chat}",
+            problems,
+            hint=f"add --messages-field {shlex.quote(chat)}",
         )
     if not texts:
         return InputError(
@@ -376,7 +380,7 @@ def _explain_failure(profile: RowProfile) -> InputError:
             f"the rows have a single field of text, {texts[0]}, without marked answers",
             problems,
             hint="supervised fine-tuning needs a prompt and an answer: --prompt-field and --answer-field name them"
-            f"{inside}; --text-field {texts[0]} trains on every token of it instead",
+            f"{inside}; --text-field {shlex.quote(texts[0])} trains on every token of it instead",
         )
     inputs = [name for name in texts if not score_name(name, "metadata")]
     joined = f"; {_describe_format(inputs)}" if len(inputs) + bool(nested) > 2 else ""

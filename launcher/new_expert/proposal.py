@@ -208,7 +208,12 @@ def _check_usable(
     if documents:
         return
     hint = "choose another --template, or change the rows"
-    if template.preview_note:
+    if all(TOOLS_REASON in reason for reason in rejections.counts):
+        hint = (
+            "--template tokenizer takes the base's own chat template, on a machine with its tokenizer; "
+            "--chat-template FILE takes a Jinja template that writes tools"
+        )
+    elif template.preview_note:
         hint = (
             f"rows are {template.preview_note}: try again where the base's tokenizer is, or choose another --template"
         )

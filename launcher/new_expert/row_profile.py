@@ -17,6 +17,7 @@ from launcher.core.errors import InputError, Problem
 from launcher.core.installation import find_page
 from launcher.core.units import MIB
 from launcher.corpus.conversations import is_chat, looks_like_chat
+from launcher.corpus.file_hints import hint_encoding
 from launcher.corpus.row_text import is_encodable, is_missing
 from launcher.corpus.rows import BadRow, Row
 from launcher.corpus.sources import (
@@ -25,7 +26,6 @@ from launcher.corpus.sources import (
     FileSource,
     Format,
     ManifestKeyHintError,
-    hint_encoding,
     make_file_source,
 )
 

@@ -145,7 +145,9 @@ def make_sample(proposal: Proposal, splits: Mapping[SplitName, SplitFile]) -> Sa
         if parts.get(name)
     }
     num_long, note = sum(row.num_tokens > limit for row in rows), ""
-    if num_long == len(rows):
+    if not rows:
+        note = "the smoke profile's template can write none of the rows, so there is no sample: use --profile full"
+    elif num_long == len(rows):
         note = f"all rows are longer than the {limit:,} tokens of the smoke profile: its sample is truncated"
     elif num_long:
         note = f"{num_long:,} of {len(rows):,} rows are too long for the sample of the smoke profile"
@@ -178,6 +180,8 @@ def _measure(proposal: Proposal, rows: Sequence[Row]) -> list[_MeasuredRow]:
     """Count the tokens of rows with tokenizer and template of the tiny base."""
     tokenizer = load_tokenizer(TINY_BASE_NAME, ())
     template = make_template("chatml", tokenizer)
+    if proposal.options.chat_template is not None:  # rows with tools need it; not with this tokenizer's special tokens
+        template = proposal.template.preview
     builder = DocumentBuilder(reader=proposal.roles.reader, template=template, trains_all=proposal.trains_all)
     usable, _ = make_documents(builder, sample_evenly(rows, _MEASURED_ROWS))
     encoder = TextEncoder(tokenizer, template)

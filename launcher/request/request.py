@@ -20,7 +20,7 @@ from launcher.core.redaction import get_known_secrets, redact_text, redact_tree
 from launcher.core.run_files import load_model
 from launcher.core.run_paths import get_env_path
 from launcher.corpus.chat_template_file import load_chat_template
-from launcher.corpus.first_rows import check_first_rows, probe_rows, probe_sample
+from launcher.corpus.first_rows import check_first_rows, note_missing_rows, probe_rows, probe_sample
 from launcher.hardware.launch_env import LaunchEnv
 from launcher.hardware.model import MAX_GPUS_PER_NODE, Hardware, limit_vram, make_hardware
 from launcher.hardware.probe import probe_hardware
@@ -336,12 +336,13 @@ def check_inputs(loaded: LoadedManifest) -> tuple[str, ...]:
     if loaded.manifest.base.chat_template is not None:
         load_chat_template(loaded.folder, loaded.manifest.base.chat_template)
     notes = check_first_rows(loaded.manifest.training.dataset, loaded.folder, reads_values=True)
-    return (*notes, *_note_inputs(loaded, "smoke"))
+    return tuple(dict.fromkeys((*notes, *_note_inputs(loaded, "smoke"))))
 
 
 def _note_inputs(loaded: LoadedManifest, profile: Profile) -> Iterator[str]:
     """Yield notes that the plan itself cannot make, such as on a missing judge or missing files of the base model."""
     yield from loaded.notes
+    yield from note_missing_rows(loaded.manifest.training.dataset, loaded.folder)
     if note := describe_missing_judge(loaded.manifest):
         yield note
     base, folders = loaded.manifest.base.name, base_folders(loaded.folder)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -21,6 +22,8 @@ from launcher.manifest.parse_json import Json, shorten
 from launcher.manifest.problems import find_key
 
 _CONFIG = "training.config."
+_NUMBER = r"(-?\d+(?:\.\d+)?(?:e-?\d+)?)"
+_OTHER_RANGE = re.compile(rf"{_NUMBER} ?(?:-|:|to) ?{_NUMBER}", re.IGNORECASE)
 _HINT = "write --param learning_rate=1e-5..1e-3:log, --param dropout=0..0.2 or --param rank=8,16,32"
 
 
@@ -101,6 +104,8 @@ def _parse_param(text: str) -> Param:
         raise InputError(f"--param {shorten(text)}: a value is given twice", hint="name each value once")
     if len(choices) < 2:
         hint = f"use --set {key}={values} for a fixed value, or name more values: {name}={values},..."
+        if (ends := _OTHER_RANGE.fullmatch(values)) is not None:
+            hint = f"write a range with two dots: --param {name}={ends[1]}..{ends[2]}"
         raise InputError(f"--param {shorten(text)}: only one value", hint=hint)
     return Param(key=key, choices=tuple(choices))
 

@@ -34,6 +34,8 @@ from launcher.training.runtime.subcommand import run_subcommand
 
 log = get_logger(__name__)
 
+_NO_JUDGE = "no judge"
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvalTarget:
@@ -108,8 +110,9 @@ def choose_judge(run: TrainedRun, expert: str | None) -> Manifest:
     if now == then:
         return run.manifest
     if expert is None:
+        judged = f"judged by {then}" if then != _NO_JUDGE else then
         log.info(
-            f"note: judged by {then}, as in the run's manifest; {current.path} now names {now}: "
+            f"note: {judged}, as in the run's manifest; {current.path} now names {now}: "
             f"`launcher eval {run.plan.expert} --run {run.paths.run_id}` uses it"
         )
         return run.manifest
@@ -124,7 +127,7 @@ def choose_judge(run: TrainedRun, expert: str | None) -> Manifest:
 def _describe_judge(manifest: Manifest) -> str:
     if manifest.evaluation is not None and manifest.evaluation.judge_command:
         return f"judge_command {shlex.join(manifest.evaluation.judge_command)}"
-    return resolve_judge_name(manifest) or "no judge"
+    return resolve_judge_name(manifest) or _NO_JUDGE
 
 
 def _evaluate(arguments: argparse.Namespace) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -97,7 +98,7 @@ def compose_question(data: DataPlan, question: str, context: str, fields: Mappin
     needed = [name for text, known in given if text and not known for name in list_columns(parse_row_text(text, ()))]
     missing = list(dict.fromkeys(name for name in needed if name not in fields))
     if fields and missing:
-        flags = " ".join(f"--field {name}=..." for name in missing)
+        flags = _format_flags(missing)
         raise InputError(f"the prompt also needs {', '.join(missing)}", hint=f"add {flags}; the text may be empty")
     return Question(
         _fill(mapping.instruction, question, fields, "the question"),
@@ -137,11 +138,17 @@ def _fill(source: str | None, text: str, fields: Mapping[str, str], name: str) -
     columns = tuple(dict.fromkeys(list_columns(parsed)))
     values = {column: fields.get(column, "") for column in columns}
     if text and (len(columns) > 1 or columns[0] in fields):
-        flags = " ".join(f"--field {column}=..." for column in columns)
-        raise InputError(f"{name} is built from the fields {', '.join(columns)}", hint=f"give {flags} instead")
+        raise InputError(
+            f"{name} is built from the fields {', '.join(columns)}", hint=f"give {_format_flags(columns)} instead"
+        )
     if text:
         values[columns[0]] = text
     return parsed.fill(values) if isinstance(parsed, RowFormat) else values[parsed]
+
+
+def _format_flags(fields: Iterable[str]) -> str:
+    """Return --field flags for the fields, quoted for a shell."""
+    return " ".join(f"--field {shlex.quote(f'{name}=...')}" for name in fields)
 
 
 def derive_prompt_format(plan: Plan, tokenizer: BaseTokenizer) -> PromptFormat:

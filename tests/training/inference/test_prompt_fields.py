@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from types import SimpleNamespace
 from typing import Any
 
@@ -95,3 +96,13 @@ def test_chat_continues_with_the_answer_to_its_last_message() -> None:
 def test_wrong_chats_are_refused(messages: str, question: str, words: str) -> None:
     with pytest.raises(InputError, match=words):
         compose_question(make_data(messages="messages"), question, "", {"messages": messages})
+
+
+def test_suggested_flags_can_be_pasted_into_a_shell() -> None:
+    data = make_data(instruction="{My question (text)} {body}")
+    with pytest.raises(InputError) as caught:
+        compose_question(data, "Q", "", {})
+    assert shlex.split(caught.value.hint)[1:5] == ["--field", "My question (text)=...", "--field", "body=..."]
+    with pytest.raises(InputError) as caught:
+        compose_question(data, "", "", {"body": "B"})
+    assert caught.value.hint.startswith("add --field 'My question (text)=...';")

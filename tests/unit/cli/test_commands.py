@@ -485,6 +485,17 @@ def test_validate_counts_missing_files(write_manifest: WriteManifest, capsys: py
     assert missing == {"training.dataset.path": f"{path.parent}/nowhere.jsonl"}
 
 
+@pytest.mark.parametrize("flags", [("--gpu", "h100"), ("--profile", "full")])
+def test_plan_says_that_rows_are_missing(
+    write_manifest: WriteManifest, capsys: pytest.CaptureFixture[str], flags: tuple[str, ...]
+) -> None:
+    path = write_manifest({"training.dataset.path": "moved.jsonl", "training.dataset.format": "jsonl"})
+    assert main(["plan", str(path), *flags]) == 0
+    output = " ".join(capsys.readouterr().out.split())
+    assert "note: training.dataset.path: " in output
+    assert "moved.jsonl does not exist, so its rows were not checked" in output
+
+
 def test_smoke_profile_without_rows_is_refused(write_manifest: WriteManifest, tmp_path: Path) -> None:
     path = write_manifest({"training.dataset.path": "nowhere.jsonl"})
     result = launcher("prepare", str(path), "--profile", "smoke", env={"LAUNCHER_DATA_DIR": str(tmp_path / "data")})
@@ -506,6 +517,15 @@ def test_smoke_profile_without_rows_is_refused(write_manifest: WriteManifest, tm
         (["--adapter", "full"], "--set training.config.adapter_type=full"),
         (["--validation-path", "v.csv"], "--set training.dataset.validation_path=v.csv"),
         (["--blub"], "launcher plan --help lists its arguments"),
+        (
+            ["--lora-rank", "8", "--sequence_len=1024"],
+            "training.config.rank=8 --set training.config.max_seq_length=1024",
+        ),
+        (["--bf16"], "write --set training.config.bf16=true"),
+        (["--load_in_4bit"], "write --set base_models.0.quantization=int4"),
+        (["--dataset", "rows.csv"], "write --set training.dataset.path=FILE"),
+        (["--deepspeed", "z3.json"], "write --strategy NAME"),
+        (["--finetuning_type", "full"], "write --set training.config.adapter_type=full"),
         (["--gpuu", "h100", "--lr=2"], "write --set training.config.learning_rate=2; did you mean --gpu?"),
     ],
 )
@@ -514,6 +534,36 @@ def test_guessed_flags_are_answered_with_set(flags: list[str], hint: str, capfd:
     error = capfd.readouterr().err
     assert error.startswith("error: launcher plan: unrecognized arguments: --")
     assert error.endswith(f"{hint}\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["train", "json", "--resume_from_checkpoint", "a"], "write --resume RUN"),
+        (["train", "json", "--output_dir", "a"], "write --runs-dir DIR"),
+        (["train", "json", "lr=1e-4"], "write --set training.config.learning_rate=1e-4"),
+        (["init", "a", "--data", "rows.csv"], "write launcher new EXPERT --data FILE"),
+        (["fine_tune", "json", "--gpu", "h100"], "write launcher train EXPERT"),
+        (["evaluate", "json"], "write launcher eval EXPERT --run RUN"),
+        (["json", "train", "--max-steps", "3"], "write launcher train json --max-steps 3"),
+        (["my folder", "plan"], "write launcher plan 'my folder'"),
+        (["trian", "json"], "launcher --help lists its commands"),
+        (["json", "--gpu", "h100"], "launcher --help lists its commands"),
+    ],
+)
+def test_words_of_other_programs_are_answered_with_a_command(
+    words: list[str], hint: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == 2
+    error = capfd.readouterr().err
+    assert error.endswith(f"hint: {hint}\n")
+    assert ("no command" in error) == (words[0] not in {"train"})
+
+
+@pytest.mark.parametrize("flag", ["--data", "--validation", "--test"])
+def test_second_file_of_rows_is_refused(flag: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["new", "a", "--data", "a.csv", flag, "b.csv", flag, "c.csv"]) == 2
+    assert f"argument {flag}: given twice; rows are read from one file" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -63,3 +63,29 @@ def test_name_of_a_run_is_not_taken_for_an_expert(tmp_path: Path) -> None:
     write_run(tmp_path, MadeRun(run_id="first"))
     named = write_run(tmp_path, MadeRun(run_id="neo4j", status="stopped"))
     assert find_run_or_newest("neo4j", tmp_path) == named
+
+
+def test_folder_in_a_run_and_folder_of_runs_are_recognized(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    paths = write_run(tmp_path / "my runs", MadeRun(run_id="first"))
+    adapter = paths.root / "adapter"
+    adapter.mkdir(exist_ok=True)
+    with pytest.raises(InputError, match="is a folder in a run directory") as caught:
+        find_run("my runs/first/adapter", Path("runs"))
+    assert caught.value.hint == "name the run: 'my runs/first'"
+    with pytest.raises(InputError, match="is a folder with run directories") as caught:
+        find_run("my runs", Path("runs"))
+    assert [problem.where for problem in caught.value.problems] == ["my runs/first"]
+    assert caught.value.hint == "name one of its runs, or add --runs-dir 'my runs' and a run's name"
+
+
+@pytest.mark.parametrize("verb", ["eval", "doctor", "plan", "train"])
+def test_run_in_the_place_of_an_expert_is_answered_with_its_commands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], verb: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_run(Path("runs"), MadeRun(run_id="first"))
+    assert main([verb, "first"]) == 2
+    error = capfd.readouterr().err
+    assert error.startswith("error: first is a run, not an expert\n")
+    assert "launcher eval --run first, launcher doctor --run first" in error

@@ -66,6 +66,11 @@ def test_manifest_row_count_is_used_without_a_file(tmp_path: Path) -> None:
     assert probe_rows(processed, tmp_path).num_rows == 7
 
 
+def test_missing_file_is_named_although_the_manifest_states_its_rows(tmp_path: Path) -> None:
+    rows = probe_rows(Dataset(path="moved.parquet", splits=Splits(train=1000)), tmp_path)
+    assert rows.basis.startswith("moved.parquet is not on this machine: the manifest states 1,000 rows")
+
+
 def test_unknown_size_is_reported(tmp_path: Path) -> None:
     rows = probe_rows(Dataset(path="x/y"), tmp_path)
     assert rows.num_rows is None

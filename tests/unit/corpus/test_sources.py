@@ -382,3 +382,16 @@ def test_parquet_timestamps_beyond_python_are_an_error(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="a value after row 0 has no equivalent in Python") as caught:
         read(tmp_path / "m.parquet")
     assert "convert the column" in caught.value.hint
+
+
+def test_several_files_are_joined_by_the_suggested_command(tmp_path: Path) -> None:
+    folder = tmp_path / "my rows"
+    folder.mkdir()
+    for name in ("a.jsonl", "b.jsonl"):
+        (folder / name).write_text(f'{{"question": "{name}"}}\n')
+    for path in (folder, folder / "*.jsonl"):
+        with pytest.raises(InputError) as caught:
+            make_file_source(path, None)
+        command = caught.value.hint.rpartition("join all of these: ")[2]
+        subprocess.run(command, shell=True, cwd=tmp_path, check=True)
+        assert (tmp_path / "rows.jsonl").read_text() == '{"question": "a.jsonl"}\n{"question": "b.jsonl"}\n'

@@ -260,3 +260,18 @@ def test_h100_has_no_limits() -> None:
 def test_unknown_gpu_reports_unknown_peak() -> None:
     unknown = GPUS["rtx4090"].model_copy(update={"bf16_tflops": None, "fp16_tflops": None})
     assert any("peak unknown: no MFU" in limit for limit in format_limits(unknown))
+
+
+@pytest.mark.parametrize(
+    ("name", "flags"),
+    [
+        ("8xH100", "--gpu h100 --gpus 8"),
+        ("H100:8", "--gpu h100 --gpus 8"),
+        ("2 x RTX 4090", "--gpu rtx4090 --gpus 2"),
+        ("a100-80gbx4", "--gpu a100 --gpus 4"),
+    ],
+)
+def test_number_of_gpus_in_a_name_is_answered_with_flags(name: str, flags: str) -> None:
+    with pytest.raises(InputError, match="the number belongs in --gpus") as caught:
+        lookup_gpu(name)
+    assert caught.value.hint == f"write {flags}"

@@ -115,6 +115,8 @@ WRONG_VALUES: list[tuple[dict[str, Any], tuple[str, ...], str]] = [
     ),
     ({"limitations": [5]}, (), "limitations[0]: must be a string, not 5"),
     ({"limitations": [{"pattern": "joins"}]}, (), "limitations[0].description: missing"),
+    ({"training.dataset.field_mapping": {"prompt": "q"}}, (), "prompt: unknown key; did you mean instruction?"),
+    ({"training.dataset.field_mapping": {"completion": "a"}}, (), "completion: unknown key; did you mean response?"),
     ({"athor": "me"}, (), "athor: unknown key; did you mean author?"),
     ({CONFIG + "use_unslooth": True}, (), "use_unslooth: unknown key; did you mean use_unsloth?"),
     ({"training.dataset.splits": {"trian": 5}}, (), "splits.trian: unknown key; did you mean train?"),

@@ -548,6 +548,43 @@ def test_base_without_a_tokenizer_is_found_by_every_command(capsys: pytest.Captu
     assert "AutoTokenizer.from_pretrained('bare').save_pretrained('bare')" in capsys.readouterr().out
 
 
+_TOOL_CHAT = {
+    "messages": [
+        {"role": "user", "content": "Where is it?"},
+        {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "find", "arguments": {"id": 1}}}]},
+        {"role": "tool", "content": "on its way"},
+        {"role": "assistant", "content": "It is on its way."},
+    ],
+    "tools": [{"type": "function", "function": {"name": "find", "parameters": {"type": "object"}}}],
+}
+_TOOL_TEMPLATE = """\
+{% if tools %}{{ tools | tojson }}{% endif %}{% for message in messages %}<|{{ message.role }}|>
+{{ message.content or "" }}{% if message.tool_calls %}{{ message.tool_calls | tojson }}{% endif %}\
+{% if message.role == "assistant" %}{{ eos_token }}{% endif %}{{ "\\n" }}{% endfor %}\
+{% if add_generation_prompt %}<|assistant|>
+{% endif %}"""
+
+
+def _write_tool_chats() -> Path:
+    rows = [json.loads(json.dumps(_TOOL_CHAT).replace("Where", f"{n}: where")) for n in range(40)]
+    return write_rows(rows, "chats.jsonl")
+
+
+def test_chats_with_tools_have_a_sample_and_use_their_tools() -> None:
+    Path("template.jinja").write_text(_TOOL_TEMPLATE, encoding="utf-8")
+    made = make(_write_tool_chats(), options=Options(chat_template=Path("template.jinja")))
+    assert "not used" not in [guess.name for guess in made.proposal.guesses], "the template writes the tools"
+    assert not [note for note in made.proposal.notes if "longer than" in note]
+    assert all(row["tools"] for row in read_sample("train"))
+
+
+def test_error_of_chats_with_tools_names_the_flags_that_help() -> None:
+    with pytest.raises(InputError, match="no row can be used") as caught:
+        make(_write_tool_chats())
+    assert caught.value.hint.startswith("--template tokenizer takes the base's own chat template")
+    assert "--chat-template FILE" in caught.value.hint
+
+
 def test_tool_calls_are_not_judged_by_the_template_of_a_preview(capsys: pytest.CaptureFixture[str]) -> None:
     call = {"type": "function", "function": {"name": "track", "arguments": {"id": 1}}}
     with_call = [{"role": "user", "content": "Where?"}, {"role": "assistant", "content": "", "tool_calls": [call]}]

@@ -47,6 +47,8 @@ def test_ranges_and_lists_are_parsed(text: str, expected: Param) -> None:
         ("=8", "not NAME=VALUES"),
         ("rank=", "not NAME=VALUES"),
         ("rank=8", "only one value"),
+        ("rank=8-64", "write a range with two dots: --param rank=8..64"),
+        ("learning_rate=1e-5:1e-3", "write a range with two dots: --param learning_rate=1e-5..1e-3"),
         ("rank=8,8", "a value is given twice"),
         ("rank=8..8", "both ends are equal"),
         ("rank=16..8", "the first end is larger than the last"),
