@@ -18,9 +18,16 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
-from itertools import combinations, pairwise
+from itertools import pairwise
 
 from launcher.core.worker import WorkerError
+from launcher.judges.cypher.engine_dialect import (
+    CLAUSES,
+    is_predicate,
+    may_reuse_edges,
+    separate_edges,
+    split_comparisons,
+)
 from launcher.judges.cypher.graph_generator import find_literals, make_tables, render_setup
 from launcher.judges.cypher.lexer import Kind, Token, match_brackets, render_token, strip_end, token_at, words
 from launcher.judges.cypher.normalize import find_variables, is_variable
@@ -39,13 +46,11 @@ _DIFFERENT_FUNCTIONS = words(
     "labels id elementid nodes relationships keys properties split substring rand randomuuid timestamp duration left "
     "right point reduce percentilecont percentiledisc round"
 )  # fmt: skip
-_OTHER_CLAUSES = words("MATCH OPTIONAL WHERE UNWIND CALL UNION")
 _AGGREGATES = words("COUNT SUM AVG MIN MAX COLLECT STDEV STDEVP")
 # After these, an opening parenthesis does not belong to a call.
 _BEFORE_PARENTHESES = words(
     "- > , ( MATCH WHERE AND OR XOR NOT IN RETURN WITH BY UNWIND WHEN THEN ELSE CASE DISTINCT"
 ) | {"{ MATCH"}
-_COMPARISONS = ("<", "<=", ">", ">=", "=", "<>")
 _COMPONENTS = words("year month day hour minute second quarter week")
 
 
@@ -91,7 +96,7 @@ class Engine:
                 if isinstance(reversed_rows, str) or _sort_rows(reversed_rows) != _sort_rows(expected):
                     continue
                 if not _matches(expected, actual, is_ordered and expected == reversed_rows):
-                    if any(map(_may_reuse, queries)):
+                    if any(map(may_reuse_edges, queries)):
                         return Outcome(same=None, reason="the engine may match one relationship twice in a pattern")
                     return Outcome(same=False, reason="returns a different result than the reference")
             is_conclusive = is_conclusive or bool(expected)
@@ -198,7 +203,7 @@ def _move_limit(tokens: Sequence[Token]) -> Sequence[Token]:
         depth += token.is_mark("(", "[", "{") - token.is_mark(")", "]", "}")
         if depth == 0 and token.is_word("WITH") and not token_at(tokens, index - 1).is_word("STARTS", "ENDS"):
             ends = []
-        elif depth == 0 and token.is_word("ORDER", "SKIP", "LIMIT", "OFFSET", "RETURN", *_OTHER_CLAUSES):
+        elif depth == 0 and token.is_word("ORDER", "SKIP", "LIMIT", "OFFSET", "RETURN", *CLAUSES):
             ends.append(index)
     names = [tokens[index].text.upper() for index in ends]
     if (
@@ -211,7 +216,7 @@ def _move_limit(tokens: Sequence[Token]) -> Sequence[Token]:
     moved, last = tokens[ends[0] : ends[-1]], tokens[ends[-1] :]
     renamed = {after.text for before, after in pairwise(last) if before.is_word("AS")}
     is_kept = any(token.is_word("DISTINCT", *_AGGREGATES) or token.is_mark("*") for token in last)
-    if is_kept or _OTHER_CLAUSES & set(names) or renamed & {token.text for token in moved}:
+    if is_kept or CLAUSES & set(names) or renamed & {token.text for token in moved}:
         return tokens
     return [*tokens[: ends[0]], *last, *moved]
 
@@ -228,125 +233,6 @@ def _is_ordered(tokens: Sequence[Token]) -> bool:
 
 def _sort_rows(rows: list[object]) -> list[str]:
     return sorted(json.dumps(row, sort_keys=True) for row in rows)
-
-
-def _may_reuse(tokens: Sequence[Token]) -> bool:
-    """Return whether the engine, unlike Neo4j, may match two relationships of one MATCH to the same edge."""
-    return any(
-        not (group.end and one.is_separable(tokens) and other.is_separable(tokens))
-        for group in _group_arrows(tokens)
-        for one, other in group.find_pairs()
-    )
-
-
-@dataclass(kw_only=True, slots=True)
-class _ArrowGroup:
-    """Relationships of one MATCH or of one pattern that is a predicate; in Neo4j, no two of them are the same edge."""
-
-    arrows: list[_GroupedArrow]
-    end: int  # after the patterns of a MATCH; 0 for other patterns
-
-    def find_pairs(self) -> Iterator[tuple[_GroupedArrow, _GroupedArrow]]:
-        """Yield the pairs whose types overlap."""
-        for one, other in combinations(self.arrows, 2):
-            if not one.types or not other.types or one.types & other.types:
-                yield one, other
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _GroupedArrow:
-    start: int  # of its bracket
-    variable: str
-    types: frozenset[str]
-    is_long: bool
-
-    def is_separable(self, tokens: Sequence[Token]) -> bool:
-        """Return whether a condition can compare the relationship with others."""
-        return not self.is_long and tokens[self.start].is_mark("[")
-
-
-def _group_arrows(tokens: Sequence[Token]) -> list[_ArrowGroup]:
-    groups: list[_ArrowGroup] = []
-    previous = 0
-    for chain in find_chains(tokens, match_brackets(tokens)):
-        between = tokens[previous : chain.start]
-        is_test = _is_test(tokens, chain.start)
-        is_match = not is_test and token_at(tokens, chain.start - 1).is_word("MATCH")
-        if is_test or not groups or any(token.is_word("MATCH", "EXISTS", "COUNT", "NOT") for token in between):
-            groups.append(_ArrowGroup(arrows=[], end=-1 if is_match else 0))
-        group, previous = groups[-1], chain.end
-        for arrow in chain.arrows:
-            element = arrow.element
-            group.arrows.append(
-                _GroupedArrow(
-                    start=element.start,
-                    variable=element.variable,
-                    types=frozenset(() if element.denied else element.names),
-                    is_long=arrow.is_long,
-                )
-            )
-        if group.end:
-            group.end = 0 if token_at(tokens, chain.end).is_mark(")") else chain.end
-    return groups
-
-
-def _separate_edges(tokens: Sequence[Token]) -> Sequence[Token]:
-    """Add conditions that relationships of one MATCH are different edges, as in Neo4j: `id(r) <> id(s)`."""
-    names: dict[int, str] = {}  # of relationships, by the index of their bracket
-    added: dict[int, list[Token]] = {}  # tokens by the index that they are written before
-    for group in _group_arrows(tokens):
-        conditions: list[Token] = []
-        for pair in group.find_pairs():
-            if not group.end or not all(arrow.is_separable(tokens) for arrow in pair):
-                continue
-            for arrow in pair:
-                if arrow.start not in names:
-                    names[arrow.start] = arrow.variable or f"edge_{arrow.start}"
-                    if not arrow.variable:
-                        added[arrow.start + 1] = [Token(Kind.NAME, names[arrow.start])]
-            one, other = (_make_identity(names[arrow.start]) for arrow in pair)
-            conditions += [*([Token(Kind.NAME, "AND")] if conditions else []), *one, Token(Kind.MARK, "<>"), *other]
-        if not conditions:
-            continue
-        if token_at(tokens, group.end).is_word("WHERE"):
-            added[group.end + 1] = [*conditions, Token(Kind.NAME, "AND"), Token(Kind.MARK, "(")]
-            added.setdefault(_find_clause_end(tokens, group.end + 1), []).insert(0, Token(Kind.MARK, ")"))
-        else:
-            added.setdefault(group.end, []).extend([Token(Kind.NAME, "WHERE"), *conditions])
-    if not added:
-        return tokens
-    return [part for index in range(len(tokens) + 1) for part in (*added.get(index, ()), *tokens[index : index + 1])]
-
-
-def _split_comparisons(tokens: Sequence[Token]) -> Sequence[Token]:
-    """Write `1990 <= f.year <= 2000` as two conditions: the engine compares two values only."""
-    split: list[Token] = []
-    for index, token in enumerate(tokens):
-        split.append(token)
-        middle = tokens[index - 3 : index] if token_at(tokens, index - 2).is_mark(".") else tokens[index - 1 : index]
-        first = index - len(middle) - 1
-        is_chained = token.is_mark(*_COMPARISONS) and token_at(tokens, first).is_mark(*_COMPARISONS)
-        before = token_at(tokens, first - (4 if token_at(tokens, first - 2).is_mark(".") else 2))
-        is_simple = before.is_word("WHERE", "AND", "OR") or (before.is_mark("(") and not middle[0].is_mark(")"))
-        if is_chained and is_simple:
-            split[-1:] = [Token(Kind.NAME, "AND"), *middle, token]
-    return split
-
-
-def _make_identity(name: str) -> list[Token]:
-    return [Token(Kind.NAME, "id"), Token(Kind.MARK, "("), Token(Kind.NAME, name), Token(Kind.MARK, ")")]
-
-
-def _find_clause_end(tokens: Sequence[Token], start: int) -> int:
-    """Return the index after a WHERE's condition that begins at `start`."""
-    depth = 0
-    for index in range(start, len(tokens)):
-        token, before = tokens[index], token_at(tokens, index - 1)
-        depth += token.is_mark("(", "[", "{") - token.is_mark(")", "]", "}")
-        is_clause = token.is_word("RETURN", "WITH", *_OTHER_CLAUSES) and not before.is_word("STARTS", "ENDS")
-        if depth < 0 or (depth == 0 and is_clause and not before.is_mark(".", ":")):
-            return index
-    return len(tokens)
 
 
 def _shrink_counts(queries: Sequence[Sequence[Token]]) -> list[list[Token]]:
@@ -412,12 +298,12 @@ def _find_counts(tokens: Sequence[Token]) -> list[int]:
 
 def render_for_engine(tokens: Sequence[Token]) -> str:
     """Translate Cypher to the engine's dialect: quoted names, MATCH in subqueries, TRAIL for variable-length paths."""
-    tokens = _separate_edges(_split_comparisons(tokens))
+    tokens = separate_edges(split_comparisons(tokens))
     variables = find_variables(tokens)
     chains = find_chains(tokens, match_brackets(tokens))
     arrows = [arrow.element for chain in chains for arrow in chain.arrows]
     lengths = {at for one in arrows for at in range(one.start, one.end) if tokens[at].is_mark("*")}
-    tests = {chain.start: chain.end - 1 for chain in chains if chain.arrows and _is_test(tokens, chain.start)}
+    tests = {chain.start: chain.end - 1 for chain in chains if chain.arrows and is_predicate(tokens, chain.start)}
     patterns = {at for chain in chains for at in range(chain.start, chain.end)}
     labels = {at for at in range(len(tokens)) if at not in patterns and _is_label_test(tokens, at, variables)}
     written: list[str] = []
@@ -448,11 +334,6 @@ def render_for_engine(tokens: Sequence[Token]) -> str:
         else:
             written.append(render_token(token))
     return _glue(written)
-
-
-def _is_test(tokens: Sequence[Token], index: int) -> bool:
-    """Return whether a pattern is a predicate: `WHERE (a)-[:R]->(b)`."""
-    return token_at(tokens, index - 1).is_word("WHERE", "AND", "OR", "XOR", "NOT")
 
 
 def _is_label_test(tokens: Sequence[Token], index: int, variables: Collection[str]) -> bool:

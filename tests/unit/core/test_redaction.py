@@ -82,7 +82,7 @@ def test_an_aws_secret_is_known_by_its_name() -> None:
             "secret_santa_list_of_all_the_participants_x",
             "fig_1",
             "SG.model.layers",
-            "PWD=/home/user1/work",
+            "PWD=/data/user1/runs",
             "key-value",
         ),
         *("pad_token: <|endoftext|>", "api_key is missing", "at 1234567.890123 tokens/s"),

@@ -137,7 +137,13 @@ def test_full_fine_tuning_by_one_flag(write_manifest: WriteManifest) -> None:
 
 
 def test_keys_of_full_fine_tuning_do_not_apply_to_an_adapter(write_manifest: WriteManifest) -> None:
-    full = {"adapter_type": "full", "rank": None, "alpha": None, "target_modules": [], "bf16_stochastic_round": True}
+    full: dict[str, object] = {
+        "adapter_type": "full",
+        "rank": None,
+        "alpha": None,
+        "target_modules": [],
+        "bf16_stochastic_round": True,
+    }
     file = write_manifest({f"training.config.{key}": value for key, value in full.items()})
     lora = ("adapter_type=lora", "rank=8", "alpha=16", "target_modules=all-linear")
     loaded = load_manifest(file, [f"training.config.{override}" for override in lora])
