@@ -6,7 +6,8 @@ const MAX_DEPTH = 5;
 const WORDS = ["Amber", "Birch", "Cedar", "Dune", "", "  "];
 // Whole strings, not parts of a value: words in one string, palindromes, other scripts, one longer than usual limits.
 const TEXTS = ["amber", "AMBER birch", " two  words here ", "A man, a plan, a canal: Panama", "level", "12", "a-b_c.d", "Éa😀b", "x".repeat(130)];
-const NUMBERS = [0, 0, 1, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, -1, -4, 2.5];
+// The first and the last in order are there twice, so that the largest and the smallest item of a list are often not alone.
+const NUMBERS = [0, 0, 1, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 10, -1, -4, -4, 2.5];
 const BIG = ["0n", "1n", "2n", "3n", "5n", "8n", "12n", "20n", "-2n"];
 const DATES = ["2001-02-03", "2012-12-31", "2013-01-01", "2024-02-29"];
 const ANYTHING = ["null", "undefined", "0", "7", '""', '"x"', "true", "[]", "[1]", "{}", "own(() => 1)"];
