@@ -715,4 +715,5 @@ def test_rows_that_no_template_here_can_write_are_refused_with_the_reason() -> N
     with pytest.raises(InputError, match="no row can be used") as caught:
         make(write_rows([{"messages": chat}] * 20), options=Options(template="tokenizer"))
     assert "the row has tools or tool calls" in str(caught.value)
-    assert "try again where the base's tokenizer is" in caught.value.hint
+    assert "on a machine with its tokenizer" in caught.value.hint
+    assert "--chat-template FILE takes a Jinja template that writes tools" in caught.value.hint
