@@ -80,6 +80,16 @@ SYNONYMS = {
 }
 
 
+# Values of other trainers, and what to write instead.
+_VALUES = {
+    "qlora": "QLoRA is lora with base_models.0.quantization int4",
+    **dict.fromkeys(("4bit", "4-bit", "nf4", "bnb_4bit", "q4"), "did you mean int4?"),
+    **dict.fromkeys(("8bit", "8-bit"), "write int4, since 8 bits are not supported"),
+    "bfloat16": "did you mean bf16?",
+    "float16": "did you mean fp16?",
+}
+
+
 # Names of columns in other trainers, which are keys of field_mapping here.
 _ROLES = {
     **dict.fromkeys(("prompt", "question", "query", "user"), "instruction"),
@@ -256,9 +266,18 @@ def _make_complaint(error: ErrorDetails) -> _Complaint:
         return _Complaint("must not be empty")
     else:
         return _Complaint(f"{error['msg']} (got {value})")
-    closest = find_closest(str(error["input"]), re.findall("'([^']*)'", expected)) if kind == "literal_error" else None
-    guess = f"; did you mean {closest}?" if closest else ""
+    guess = _guess_value(str(error["input"]), expected) if kind == "literal_error" else ""
     return _Complaint(f"must be {expected}, not {value}{guess}", expected, value)
+
+
+def _guess_value(text: str, expected: str) -> str:
+    """Return what to write instead of a value that is none of the expected ones, with a semicolon; often nothing."""
+    allowed = re.findall("'([^']*)'", expected)
+    known = _VALUES.get(text.lower())
+    if known is not None and any(word in allowed for word in re.findall(r"\w+", known)):
+        return f"; {known}"
+    closest = find_closest(text, allowed)
+    return f"; did you mean {closest}?" if closest else ""
 
 
 def _join_complaints(complaints: list[_Complaint]) -> str:

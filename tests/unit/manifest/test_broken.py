@@ -34,6 +34,11 @@ WRONG_VALUES: list[tuple[dict[str, Any], tuple[str, ...], str]] = [
     ({CONFIG + "fp16": True}, (), "training.config.bf16: bf16 and fp16 are both true; keep one"),
     ({CONFIG + "packing": "yes"}, (), 'training.config.packing: must be true or false, not "yes"'),
     ({CONFIG + "optim": "adamw_torch_fussed"}, (), "did you mean adamw_torch_fused?"),
+    ({CONFIG + "adapter_type": "qlora"}, (), "; QLoRA is lora with base_models.0.quantization int4"),
+    ({CONFIG + "adapter_type": "nf4"}, (), "must be 'lora', 'dora', 'ia3' or 'full', not \"nf4\"\n"),
+    ({"base_models.0.quantization": "4bit"}, (), 'not "4bit"; did you mean int4?'),
+    ({"base_models.0.quantization": "8-bit"}, (), "; write int4, since 8 bits are not supported"),
+    ({"base_models.0.quantization": "bfloat16"}, (), "did you mean bf16?"),
     ({CONFIG + "optim": "adam"}, (), "training.config.optim: must be 'adamw_torch', 'adamw_torch_fused'"),
     (
         {CONFIG + "lr_scheduler": "linear", CONFIG + "lr_scheduler_kwargs": {"num_cycles": 2}},
