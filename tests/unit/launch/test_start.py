@@ -26,8 +26,9 @@ def planned(manifest: Path) -> PlannedRun:
 
 
 def without_folder(plan: Plan) -> Plan:
-    """Return the plan without the manifest's folder, which differs for a copied manifest."""
-    return plan.model_copy(update={"data": plan.data.model_copy(update={"folder": ""})})
+    """Return the plan without the manifest's folder, which differs for a copied manifest, and notes that name it."""
+    notes = tuple(note for note in plan.notes if "does not exist, so its rows were not checked" not in note)
+    return plan.model_copy(update={"data": plan.data.model_copy(update={"folder": ""}), "notes": notes})
 
 
 @pytest.mark.parametrize("manifest", ALL, ids=lambda file: f"{file.parent.name}/{file.name}")
