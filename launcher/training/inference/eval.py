@@ -34,8 +34,6 @@ from launcher.training.runtime.subcommand import run_subcommand
 
 log = get_logger(__name__)
 
-_NO_JUDGE = "no judge"
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvalTarget:
@@ -110,13 +108,12 @@ def choose_judge(run: TrainedRun, expert: str | None) -> Manifest:
     if now == then:
         return run.manifest
     if expert is None:
-        judged = f"judged by {then}" if then != _NO_JUDGE else then
         log.info(
-            f"note: {judged}, as in the run's manifest; {current.path} now names {now}: "
+            f"note: {_format_judged(then)}, as in the run's manifest; {current.path} now names {now or 'no judge'}: "
             f"`launcher eval {run.plan.expert} --run {run.paths.run_id}` uses it"
         )
         return run.manifest
-    log.info(f"note: judged by {now}, as in {current.path}; the run was trained with {then}")
+    log.info(f"note: {_format_judged(now)}, as in {current.path}; the run was trained with {then or 'no judge'}")
     check_trust(list_judge_code(current.manifest), current.path)
     evaluation = current.manifest.evaluation or Evaluation(judge=resolve_judge_name(current.manifest))
     if not evaluation.judge_command:
@@ -124,10 +121,14 @@ def choose_judge(run: TrainedRun, expert: str | None) -> Manifest:
     return run.manifest.model_copy(update={"evaluation": evaluation})
 
 
-def _describe_judge(manifest: Manifest) -> str:
+def _describe_judge(manifest: Manifest) -> str | None:
     if manifest.evaluation is not None and manifest.evaluation.judge_command:
         return f"judge_command {shlex.join(manifest.evaluation.judge_command)}"
-    return resolve_judge_name(manifest) or _NO_JUDGE
+    return resolve_judge_name(manifest)
+
+
+def _format_judged(judge: str | None) -> str:
+    return "not judged" if judge is None else f"judged by {judge}"
 
 
 def _evaluate(arguments: argparse.Namespace) -> str:

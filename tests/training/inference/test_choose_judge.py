@@ -59,3 +59,15 @@ def test_run_alone_is_judged_as_it_was_trained_with_a_note(
     assert f"`launcher eval {file} --run neo4j-1` uses it" in error
     file.unlink()
     assert choose_judge(run, None) is run.manifest
+
+
+def test_run_without_a_judge_is_not_judged(write_manifest: WriteManifest, capfd: pytest.CaptureFixture[str]) -> None:
+    file = write_manifest({"name": "expert-tickets"}, drop=("training.decoding",))
+    run = make_run(file)
+    change(file, {"judge": "sql"})
+    assert choose_judge(run, None) is run.manifest
+    assert f"note: not judged, as in the run's manifest; {file} now names sql" in capfd.readouterr().err
+    judged = make_run(file)
+    write_manifest({"name": "expert-tickets"}, drop=("training.decoding",))
+    choose_judge(judged, str(file))
+    assert f"note: not judged, as in {file}; the run was trained with sql" in capfd.readouterr().err

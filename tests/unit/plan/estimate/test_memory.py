@@ -231,6 +231,12 @@ def test_lora_keeps_the_base_frozen() -> None:
     assert sizes == [2 * PARAMETERS, 4 * LORA, 4 * LORA, 8 * LORA]
 
 
+def test_fp8_base_has_a_second_copy_of_b() -> None:
+    plain, fp8 = (estimate_memory(SHAPES["0.6B"], dataclasses.replace(RECIPE, fp8_base=base)) for base in (False, True))
+    outputs_by_ranks = 4096 * 48 + 1024 * 16 + 6144 * 32 + 1024 * 16  # q, k, v; o; gate, up; down
+    assert term(fp8, "adapter") - term(plain, "adapter") == 28 * 2 * outputs_by_ranks
+
+
 def test_quantization_affects_linear_layers_only() -> None:
     matrices = 4 * LAYER_MATRICES * 4.127 / 8
     estimate = estimate_memory(make_shape(), dataclasses.replace(RECIPE, quantization="int4"))
