@@ -1,8 +1,8 @@
-"""Compares full fine-tuning with BF16 weights and stochastic rounding against FP32 weights, on a real base.
+"""Compares full fine-tuning with less precision against FP32 weights and BF16 matmuls, on a real base.
 
-Every seed is trained three times with the same data: FP32 weights and moments, BF16 weights with FP32 moments, and BF16
-weights with 8-bit moments. Reports the validation loss after the last step. One row of JSON per run; runs with a row
-are skipped.
+Every seed is trained with the same data: FP32 weights and moments, BF16 weights with stochastic rounding and FP32
+moments, BF16 weights with 8-bit moments, and (`--kinds fp32 fp8`) FP32 weights with FP8 matmuls. Reports the validation
+loss after the last step. One row of JSON per run; runs with a row are skipped.
 
     python benchmarks/stochastic_rounding.py --base FOLDER --out rounding.jsonl      # nine runs on one GPU
     python benchmarks/stochastic_rounding.py --base FOLDER --out rounding.jsonl --steps 200 --expert sql
@@ -30,7 +30,9 @@ KINDS: dict[str, dict[str, str]] = {
     "fp32": {"bf16_stochastic_round": "false", "optim": "adamw_torch_fused"},
     "bf16": {"bf16_stochastic_round": "true", "optim": "adamw_torch_fused"},
     "bf16-8bit": {"bf16_stochastic_round": "true", "optim": "adamw_bnb_8bit"},
+    "fp8": {"bf16_stochastic_round": "false", "optim": "adamw_torch_fused", "precision": "fp8"},
 }
+DEFAULT_KINDS = ("fp32", "bf16", "bf16-8bit")  # FP8 needs a hidden size of 1,024
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,7 +63,8 @@ def make_command(case: Case, args: argparse.Namespace, runs_dir: Path) -> list[s
     overrides = [word for key, value in settings.items() for word in ("--set", f"training.{key}={value}")]
     head = [sys.executable, "-m", "launcher", "train", args.expert, "--profile", "full", "--base", args.base]
     run = ["--max-steps", str(args.steps), "--runs-dir", str(runs_dir), "--run-id", case.name, "--wandb", "disabled"]
-    return [*head, *run, "--no-calibration", "--set", "evaluation.task_rows=0", *overrides]
+    limit = ["--vram-limit", args.vram_limit] if args.vram_limit else []
+    return [*head, *run, *limit, "--no-calibration", "--set", "evaluation.task_rows=0", *overrides]
 
 
 def measure(case: Case, args: argparse.Namespace, folder: Path) -> dict[str, Any]:
@@ -97,7 +100,8 @@ def main() -> None:
     parser.add_argument("--expert", default="neo4j")
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--kinds", nargs="+", choices=tuple(KINDS), default=list(KINDS))
+    parser.add_argument("--kinds", nargs="+", choices=tuple(KINDS), default=list(DEFAULT_KINDS))
+    parser.add_argument("--vram-limit", help="for each training, with the same global batch")
     parser.add_argument("--minutes", type=float, default=1e6, help="start no run later; exit code 75: runs are left")
     args = parser.parse_args()
     cases = [Case(kind=kind, seed=seed) for seed in args.seeds for kind in args.kinds]

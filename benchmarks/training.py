@@ -40,7 +40,7 @@ from launcher.training.build import build_run
 from launcher.training.engine.accelerator import build_accelerator
 from launcher.training.engine.run import TrainingRun
 from launcher.training.loop import train
-from launcher.training.model.fused_lora.decoder_layer import describe_path
+from launcher.training.model.layer_path import describe_path
 from launcher.training.monitoring.meters import MemoryMeter, Meters, ThroughputMeter
 from launcher.training.observers.metrics_writer import MetricsWriter
 from launcher.training.verify.packing import PackingCheck
@@ -65,7 +65,9 @@ class Case:
 
 
 def qwen(size: str, rows: int, kind: str, **changes: Any) -> Case:
-    adapter = {"qlora": "lora", "qdora": "dora", "full8bit": "full", "fp8": "lora", "fp8dora": "dora"}.get(kind, kind)
+    adapters = {"qlora": "lora", "qdora": "dora", "full8bit": "full"}
+    adapters |= {"fp8": "lora", "fp8dora": "dora", "fp8full": "full"}
+    adapter = adapters.get(kind, kind)
     more = changes.pop("more", {})
     if kind.startswith("fp8"):
         more = {**more, "precision": "fp8"}
@@ -93,6 +95,8 @@ FP8 = [
     *(qwen("0.6B", rows, "fp8") for rows in (16, 8, 2)),
     qwen("8B", 4, "fp8"),
     qwen("0.6B", 16, "fp8dora"),
+    qwen("0.6B", 16, "fp8full"),
+    qwen("1.7B", 8, "fp8full"),
     qwen("0.6B", 16, "fp8", name="0.6B-fp8-16-dropout", more={"dropout": 0.1}),
 ]
 BACKENDS = [

@@ -57,6 +57,8 @@ LAUNCHER_OPTIONS: dict[str, tuple[str, ...]] = {
     "launcher-qlora": ("--set", "base_models.0.quantization=int4"),
 }
 PEERS = ("trl", "unsloth")
+# cuDNN's attention of torch 2.11 has NaN gradients for some padded lengths on Hopper GPUs (pytorch issue 196678).
+PEER_ENVIRONMENT = {"TORCH_CUDNN_SDPA_DEPRIORITIZED": "1"}
 TOOLS = ("base", *LAUNCHER_OPTIONS, *PEERS)  # base: only judged
 
 
@@ -204,7 +206,7 @@ class Comparison:
         tokens = () if self._args.peer_tokens is None else ("--tokens", str(self._args.peer_tokens))
         command = ("-m", "benchmarks.peers.peer_training", tool, plan, prepare(self._args, expert).folder, adapter)
         with self._peer_slots, Cost() as cost:
-            output = run_python(folder, *command, *tokens)
+            output = run_python(folder, *command, *tokens, **PEER_ENVIRONMENT)
         cost.values |= json.loads(output.splitlines()[-1])
         cost.write(adapter, ran_alone=self._args.one_at_a_time)
 
@@ -317,9 +319,9 @@ def run_launcher(folder: Path, *words: str | Path) -> str:
     return run_python(folder, "-m", "launcher", *words)
 
 
-def run_python(folder: Path, *words: str | Path) -> str:
+def run_python(folder: Path, *words: str | Path, **variables: str) -> str:
     """Run a Python command in a folder and return its output; end this program if it fails."""
-    environment = make_environment(LAUNCHER_DATA_DIR=str(folder / "data"))
+    environment = make_environment(LAUNCHER_DATA_DIR=str(folder / "data"), **variables)
     completed = subprocess.run(
         [sys.executable, *map(str, words)], cwd=folder, env=environment, capture_output=True, text=True, check=False
     )

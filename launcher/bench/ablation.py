@@ -98,7 +98,8 @@ def run_ablation(
             unavailable = {"status": "unavailable", "reason": measurement.unavailable}
             records.append(StageRecord.model_validate({**identity, **unavailable}))
             continue
-        precision = plan.precision.model_copy(update={"fp8_base": measurement.fp8_base})
+        keys = () if measurement.in_fp8 else ("fp8_base", "fp8_layers")
+        precision = plan.precision.model_copy(update=dict.fromkeys(keys, False))
         spec = StageSpec(
             plan=plan.model_copy(update={"precision": precision}),
             store=str(store.resolve()),

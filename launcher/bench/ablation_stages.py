@@ -121,11 +121,11 @@ class Measurement(Frozen):
     title: str
     mode: Mode
     config: LoopConfig | None  # None: the launcher's own loop
-    fp8_base: bool = False
+    in_fp8: bool = False
     unavailable: str = ""
 
 
-def list_measurements(stages: tuple[Stage, ...], *, fp8_base: bool) -> tuple[Measurement, ...]:
+def list_measurements(stages: tuple[Stage, ...], *, in_fp8: bool) -> tuple[Measurement, ...]:
     """Return the baseline, the cumulative stages, the launcher, each stage alone, and the baseline again.
 
     The second baseline shows whether the machine drifts. Only the launcher's own loop computes in FP8.
@@ -138,11 +138,11 @@ def list_measurements(stages: tuple[Stage, ...], *, fp8_base: bool) -> tuple[Mea
     measurements.append(
         Measurement(
             key="fp8",
-            title="the launcher's own loop, base in FP8",
+            title="the launcher's own loop, in FP8",
             mode="cumulative",
             config=None,
-            fp8_base=True,
-            unavailable="" if fp8_base else "not requested: --set training.config.precision=fp8",
+            in_fp8=True,
+            unavailable="" if in_fp8 else "not requested: --set training.config.precision=fp8",
         )
     )
     for stage in stages:

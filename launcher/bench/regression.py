@@ -76,8 +76,8 @@ _OLD_SETTINGS = (
         name="precision",
         key="precision",
         value="bf16",
-        describe=lambda plan: "fp8" if plan.precision.fp8_base else plan.precision.compute_dtype,
-        reason="a base in FP8 must be as good as one in BF16",
+        describe=lambda plan: "fp8" if plan.precision.uses_fp8 else plan.precision.compute_dtype,
+        reason="FP8 must be as good as BF16",
     ),
     _OldSetting(
         name="attention",
@@ -191,10 +191,10 @@ def plan_pair(request: Request, prepare: Callable[[PlannedRun], Audit]) -> Pair:
 def _choose_value(setting: _OldSetting, new: Plan) -> str:
     """Return the value of a setting in the old run: the conventional one, with two exceptions.
 
-    Attention is eager if SDPA is not supported. The precision is that of the new run, or BF16 if the new run has an FP8
-    base.
+    Attention is eager if SDPA is not supported. The precision is that of the new run, or BF16 if the new run uses
+    FP8.
     """
-    if setting.key == "precision" and not new.precision.fp8_base:
+    if setting.key == "precision" and not new.precision.uses_fp8:
         return new.precision.compute_dtype
     backends = (new.attention.backend, *new.attention.fallbacks)
     if setting.key == "attention" and "eager" in backends and "sdpa" not in backends:

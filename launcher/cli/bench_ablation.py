@@ -65,7 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
     check_one_process(plan, plan.expert)
     out = find_out(arguments, f"bench/ablation-{plan.expert}")
     stages = _select_stages(list_stages(plan), arguments.stages)
-    measurements = list_measurements(stages, fp8_base=plan.precision.fp8_base)
+    measurements = list_measurements(stages, in_fp8=plan.precision.uses_fp8)
     store = prepare_data(planned).store.folder
     notes = check_load(plan)
     effort = AblationEffort(

@@ -139,7 +139,8 @@ one step that trains all of them."""
     # Execution: if None, the plan decides
     precision: Literal["bf16", "fp16", "fp32", "fp8"] | None = None
     """Arithmetic of matrix products; takes precedence over the keys bf16 and fp16. fp8: the frozen base of LoRA and \
-DoRA is stored and multiplied in FP8, everything else in BF16."""
+DoRA is stored and multiplied in FP8, everything else in BF16; in full fine-tuning, linear layers are multiplied in \
+FP8, except for their weights' gradients."""
     bf16: bool | None = None
     """true: compute in BF16, on GPUs without it in FP16; false: do not use BF16."""
     fp16: bool | None = None

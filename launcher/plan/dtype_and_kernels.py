@@ -84,14 +84,15 @@ def decide_precision(context: PlanContext) -> tuple[PrecisionPlan, list[Decision
     compute, precision = _decide_compute_dtype(context)
     use_tf32, tf32 = _decide_tf32(context, compute)
     is_full = context.config.adapter_type == "full"
-    is_fp8 = _uses_fp8(context)
+    uses_fp8 = _uses_fp8(context)
     plan = PrecisionPlan(
         compute_dtype=compute,
         base_dtype="fp32" if is_full else compute,
         trainable_dtype="fp32",
         use_tf32=use_tf32,
         loss_scaling=compute == "fp16",
-        fp8_base=is_fp8,
+        fp8_base=uses_fp8 and not is_full,
+        fp8_layers=uses_fp8 and is_full,
     )
     if compute == "fp32":
         reason = "everything is computed in FP32"
@@ -107,6 +108,9 @@ def _decide_compute_dtype(context: PlanContext) -> tuple[Dtype, Decision]:
     config, gpu = context.config, context.gpu
     name, fp16, no_scaling = "precision", "FP16 with loss scaling", "same range as FP32, so no loss scaling"
     if _uses_fp8(context):
+        if config.adapter_type == "full":
+            reason = "outputs and input gradients of linear layers in FP8, weight gradients and all else in BF16"
+            return "bf16", manifest_decision(name, "FP8 layers, BF16", f"precision in the manifest; {reason}")
         reason = "precision in the manifest; matmuls of the frozen base in FP8, all others in BF16"
         return "bf16", manifest_decision(name, "FP8 base, BF16", reason)
     if gpu is None:
@@ -135,7 +139,7 @@ def _decide_compute_dtype(context: PlanContext) -> tuple[Dtype, Decision]:
 
 
 def _uses_fp8(context: PlanContext) -> bool:
-    """Return whether matmuls of the frozen base run in FP8; raise InputError if FP8 is requested but impossible."""
+    """Return whether matmuls of linear layers run in FP8; raise InputError if FP8 is requested but impossible."""
     gpu, config = context.gpu, context.config
     if config.precision != "fp8" or context.is_smoke:
         return False
@@ -146,8 +150,8 @@ def _uses_fp8(context: PlanContext) -> bool:
         capability = ".".join(map(str, gpu.compute_capability))
         obstacle = f"is not supported on {gpu.title} (compute capability {capability})"
         hint = "it runs on 8.9 (RTX 40 series, L4, L40S), 9.0 (H100, H200) and 12.0 (RTX 50 series)"
-    elif config.adapter_type not in ("lora", "dora"):
-        obstacle, hint = f"needs a frozen base, and adapter_type is {config.adapter_type}", "use lora or dora"
+    elif config.adapter_type not in ("lora", "dora", "full"):
+        obstacle, hint = f"does not support adapter_type {config.adapter_type}", "use lora, dora or full"
     elif kind == "int4":
         obstacle, hint = "and quantization int4 (NF4) exclude each other", "--set base_models.0.quantization=none"
     elif context.base.hidden_size < _MIN_FP8_HIDDEN:

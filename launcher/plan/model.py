@@ -53,6 +53,12 @@ class PrecisionPlan(Frozen):
     use_tf32: bool
     loss_scaling: bool  # FP16 only
     fp8_base: bool = False  # the frozen base is stored and multiplied in FP8
+    fp8_layers: bool = False  # trained linear layers are multiplied in FP8, except for the weights' gradients
+
+    @property
+    def uses_fp8(self) -> bool:
+        """Whether matmuls of the decoder layers run in FP8."""
+        return self.fp8_base or self.fp8_layers
 
     @property
     def mixed_precision(self) -> Literal["bf16", "fp16", "no"]:

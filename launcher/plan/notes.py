@@ -87,7 +87,7 @@ def make_notes(context: PlanContext, inputs: SearchInputs, layout: Layout, fewer
     if inputs.recipe.trainable_dtype == "bf16" and num_micro_steps > 1:
         yield f"gradients of {num_micro_steps} micro-steps are added up in BF16, like the weights"
     if context.config.precision == "fp8":
-        yield _describe_fp8(is_used=inputs.recipe.fp8_base)
+        yield _describe_fp8(is_used=inputs.recipe.fp8_base or inputs.recipe.fp8_layers)
     if layout.offload != "none" and (leaner := find_leaner_full(context, inputs)):
         yield f"with {leaner.text} it would fit without offloading, and train many times faster"
     if context.gpu is not None:

@@ -81,7 +81,7 @@ def make_candidates(
     else:
         offloads: tuple[Offload, ...] = ("none", "optimizer", "optimizer_and_parameters")
         candidates = tuple(Candidate(strategy, each) for each in offloads if _can_offload(strategy, each))
-    if context.lacks("deepspeed") or context.base.experts is not None:
+    if context.lacks("deepspeed") or context.base.experts is not None or context.config.precision == "fp8":
         candidates = tuple(each for each in candidates if each.strategy not in DEEPSPEED_STRATEGIES)
     return tuple(each for each in candidates if offload in ("auto", each.offload)) or candidates[:1]
 
@@ -148,6 +148,8 @@ def _check_combination(
             refuse(f"{strategy} cannot save {_FROZEN_TOWER} of {context.base.name}; use ddp, or adapter_type lora")
     if strategy in DEEPSPEED_STRATEGIES and context.base.experts is not None:
         refuse(f"{strategy} {_UNVERIFIED}; use ddp or fsdp2")
+    if strategy in DEEPSPEED_STRATEGIES and context.config.precision == "fp8" and context.config.adapter_type == "full":
+        refuse(f"{strategy} with precision fp8 has not been verified; use ddp or fsdp2")
     if offload in _OFFLOADS:
         for what in _list_offload_problems(context, strategy, quantization, optimizer):
             refuse(what, _KEY.format("offload"))
@@ -165,7 +167,11 @@ def _list_unshardable(context: PlanContext, optimizer: OptimizerName) -> list[tu
     known = (
         (optimizer in EIGHT_BIT_OPTIMIZERS, f"{optimizer}, which keeps its state per rank", "adamw_torch_fused"),
         (config.target_parameters, "target_parameters, which PEFT adds to whole weights", "ddp"),
-        (config.precision == "fp8", "precision fp8: it would shard FP8 weights", "ddp, or precision bf16"),
+        (
+            config.precision == "fp8" and config.adapter_type != "full",
+            "precision fp8: it would shard FP8 weights",
+            "ddp, or precision bf16",
+        ),
         (config.modules_to_save, "modules_to_save: it would shard the frozen originals, too", "ddp"),
         (config.new_tokens, "new_tokens: PEFT reads and replaces rows of whole embeddings", "ddp"),
         (config.init_lora_weights, "PiSSA, which replaces whole weights of the base", "ddp"),

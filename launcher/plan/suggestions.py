@@ -106,7 +106,7 @@ def _suggest_leaner_values(context: PlanContext, inputs: SearchInputs, find_layo
     """Suggest values of single keys with which the plan fits, if the manifest sets others."""
     config, recipe, gpu = context.config, inputs.recipe, context.gpu
     changes = list(_LEANER)
-    if gpu is not None and (recipe.compute_dtype == "fp32" or recipe.fp8_base):
+    if gpu is not None and (recipe.compute_dtype == "fp32" or recipe.fp8_base or recipe.fp8_layers):
         changes.append(("precision", "bf16" if gpu.has_bf16 else "fp16"))
     for name, value in changes:
         is_set = recipe.optimizer in EIGHT_BIT_OPTIMIZERS if name == "optim" else getattr(config, name) != value

@@ -65,7 +65,7 @@ def add_learning_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--precision",
         choices=("bf16", "fp16", "fp32", "fp8"),
-        help="fp8: multiply the frozen base in FP8 (LoRA and DoRA; RTX 40 and 50 series, H100, H200)",
+        help="fp8: linear layers in FP8: frozen ones, or all in full fine-tuning (RTX 40 and 50 series, H100, H200)",
     )
     group.add_argument(
         "--random-weights",

@@ -19,7 +19,7 @@ from launcher.training.engine.run import TrainingRun, assemble_run, build_model
 from launcher.training.runtime.startup_timer import startup
 from launcher.training.topology_check import check_engine
 from launcher.training.verify.attention_grads import check_attention_grads, collect_variants
-from launcher.training.verify.lora_grads import check_lora_grads
+from launcher.training.verify.lora_grads import check_fp8_grads, check_lora_grads
 from launcher.training.verify.packing import PackingCheck, check_packing, check_rope
 
 log = get_logger(__name__)
@@ -81,10 +81,11 @@ def _build_and_check(
     check_rope(plan, module, [split.file for split in splits if split is not None])
     # First, because wrong fused layers fall back to PEFT and must not be attributed to attention.
     lora_grads = check_lora_grads(plan, module, run.train.file, accelerator.device)
+    fp8_grads = check_fp8_grads(plan, module, run.train.file, accelerator.device)
     check = check_packing(plan, module, run.engine.model, run.train.file, accelerator.device)
     check_attention_grads(plan, module.backend, accelerator.device, collect_variants(module))
     startup.end_phase("checks")
-    return run, replace(check, lora_grads=lora_grads)
+    return run, replace(check, lora_grads=lora_grads, fp8_grads=fp8_grads)
 
 
 def _check_vocabulary(run: TrainingRun, vocab_size: int) -> None:

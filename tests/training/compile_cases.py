@@ -197,6 +197,8 @@ def compile_fp8(*, with_matmul: bool) -> None:
                 fp8_triton.swiglu(gate_up, scales, is_gelu=is_gelu)
             grad = zeros(NUM_TOKENS, intermediate, dtype=BF16)
             grads = fp8_triton.swiglu_backward(grad, gate_up, zeros(2 * intermediate), is_gelu=is_gelu)
+            kept = torch.empty_like(gate_up)
+            fp8_triton.swiglu_backward(grad, gate_up, zeros(2 * intermediate), is_gelu=is_gelu, unrounded=kept)
         fp8_triton.quantize_rows(gate_up, zeros(2 * intermediate))
         compile_fp8_rope_backward(16 if hidden == 1024 else 32, 8)
         lora_a, scaled_b = zeros(ranks, hidden, dtype=BF16), zeros(2 * intermediate, ranks, dtype=BF16)
@@ -218,7 +220,8 @@ def compile_fp8_rope_backward(num_heads: int, num_kv_heads: int) -> None:
     query, key = (zeros(NUM_TOKENS, heads, 128, dtype=BF16) for heads in (num_heads, num_kv_heads))
     qkv, cos = zeros(NUM_TOKENS, width, dtype=BF16), zeros(NUM_TOKENS, 128, dtype=BF16)
     for norms in (None, (zeros(128, dtype=BF16), zeros(128, dtype=BF16))):
-        fp8_triton.qk_norm_rope_backward((query, key, key), qkv, norms, cos, cos, 1e-6, zeros(width))
+        for unrounded in (None, fp8.UnroundedGrads.allocate(qkv, 128, has_norms=norms is not None)):
+            fp8_triton.qk_norm_rope_backward((query, key, key), qkv, norms, cos, cos, 1e-6, zeros(width), unrounded)
 
 
 def compile_cross_entropy() -> None:

@@ -20,7 +20,7 @@ from launcher.plan.estimate.memory.recipe import FUSED_FAMILIES
 from launcher.plan.model import Plan
 from launcher.request.request import Request, plan_request
 from launcher.training.checkpoint.weights import save_weights
-from launcher.training.model.fused_lora.decoder_layer import describe_path
+from launcher.training.model.layer_path import describe_path
 from tests.conftest import ROOT
 from tests.training.builders import (
     SEQUENCE_LENGTH,

@@ -82,7 +82,8 @@ class Workload:
     repeated_modules: tuple[str, ...] = ()  # matrices with a second matmul: DoRA's, with dropout
     fused: bool = False  # attention and MLP blocks are fused ops (fuses_mlp in memory/recipe.py)
     has_dropout: bool = False  # the adapter has dropout
-    fp8_base: bool = False  # products of the frozen base in FP8
+    fp8_base: bool = False  # matmuls of the frozen base in FP8
+    fp8_layers: bool = False  # matmuls of trained layers in FP8, except for the weights' gradients
     trained_share: float = 1.0  # of the tokens: only these pass through the head
 
 
@@ -119,8 +120,10 @@ def estimate_seconds_per_token(gpu: Gpu, workload: Workload) -> float | None:
     recomputed = _RECOMPUTED[workload.checkpointing]
     forward_share = 1 / 3 if workload.adapter == "full" else 1 / 2
     flops = compute_flops_per_token(workload) + _count_layer_flops(workload, workload.repeated_modules)
-    if workload.fp8_base:
+    if workload.fp8_base or workload.fp8_layers:
         layers = _count_layer_flops(workload) + _count_layer_flops(workload, workload.repeated_modules)
+        if workload.fp8_layers:
+            layers *= 2 / 3
         flops -= layers * (1 - 1 / _FP8_SPEEDUP)
     matmul_seconds = flops * (1 + recomputed * forward_share) / (peak * TERA * _MATMUL_EFFICIENCY)
     traffic_bytes = _count_traffic_bytes(workload) * (1 + recomputed / 3)

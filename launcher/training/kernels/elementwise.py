@@ -112,6 +112,17 @@ def qk_norm_rope_backward(
     return None if rope.dora_scale is None else (grad * qkv.float()).sum(0)
 
 
+def qk_norm_weight_grads(grads: tuple[Tensor, Tensor, Tensor], qkv: Tensor, rope: QKNormRope) -> Tensor:
+    """Return the gradients of both QK-norms' weights [2, head_dim], in plain torch."""
+    heads, start, result = qkv.float().unflatten(1, (-1, rope.cos.shape[1])), 0, []
+    for grad in grads[:2]:
+        x = heads[:, start : start + grad.shape[1]]
+        start += grad.shape[1]
+        x_hat = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + rope.eps)
+        result.append((_norm_and_rotate(grad.float(), None, rope.cos, -rope.sin, rope.eps) * x_hat).sum((0, 1)))
+    return torch.stack(result)
+
+
 def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
     """Write RMSNorm(x) into the first columns of `out`."""
     if supports_triton(out.device):

@@ -1,15 +1,17 @@
-"""FP8 base weights: the matmuls of a frozen base in E4M3, with one scale per row of each operand.
+"""FP8 matmuls of linear layers in E4M3, with one scale per row of each operand.
 
     y  = (x8 W8^T) * x_scale ⊗ w_scale + x_lora (s B)^T        x8 = round(x / x_scale), w_scale per output
     dx = (g8 W8)   * g_scale           + dy_lora A             g8 = round(dy * w_scale / g_scale)
 
 The scale of a row of W belongs to the summed dimension in the backward pass, so dy is multiplied by it before it is
-rounded. LoRA's terms are added to the same accumulators in the compute dtype. Each function dispatches to a Triton
-kernel (fp8_triton.py, fp8_matmul_triton.py) or to plain torch, the reference for tests. README.md has the equations.
+rounded. W8 is stored if W is frozen; a trained W is rounded before each matmul. LoRA's terms are added to the same
+accumulators in the compute dtype. Each function dispatches to a Triton kernel (fp8_triton.py, fp8_matmul_triton.py) or
+to plain torch, the reference for tests. README.md has the equations.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -22,6 +24,7 @@ DTYPE = torch.float8_e4m3fn
 _LARGEST = 448.0
 SMALLEST = 1e-30  # rows whose largest magnitude is not above it become zeros: the inverse of their scale may overflow
 _ALIGNED = 16  # features; what tensor cores and the copy engine load
+TOKENS_PER_NORM_GRAD = 8  # summed in registers before they are written
 
 
 class Fp8Weights(NamedTuple):
@@ -102,6 +105,34 @@ def quantize_rows(x: Tensor, column_scales: Tensor | None = None) -> Fp8Rows:
     return _round_rows(x.float() if column_scales is None else x.float() * column_scales)
 
 
+def quantize_visibly(x: Tensor) -> Fp8Rows:
+    """Round x to FP8; under torch.compile in plain torch, to be fused with what computes x."""
+    return _round_rows(x.float()) if torch.compiler.is_compiling() else quantize_rows(x)
+
+
+def quantize_weights(weights: Sequence[Tensor]) -> Fp8Rows:
+    """Round matrices that share an input, stacked, to FP8."""
+    num_outputs = sum(len(weight) for weight in weights)
+    codes = weights[0].new_empty(num_outputs, weights[0].shape[1], dtype=DTYPE)
+    scales = weights[0].new_empty(num_outputs, dtype=torch.float32)
+    row = 0
+    for weight in weights:
+        rows = slice(row, row + len(weight))
+        _quantize_into(weight, Fp8Rows(codes[rows], scales[rows]))
+        row += len(weight)
+    return Fp8Rows(codes, scales)
+
+
+def _quantize_into(x: Tensor, out: Fp8Rows) -> None:
+    if supports_triton(x.device):
+        from launcher.training.kernels import fp8_triton
+
+        fp8_triton.quantize_rows(x, None, out=out)
+        return
+    for target, source in zip(out, _round_rows(x.float()), strict=True):
+        target.copy_(source)
+
+
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Fp8Rows:
     """Return RMSNorm(x) in FP8."""
     if supports_triton(x.device):
@@ -124,28 +155,57 @@ def swiglu(gate_up: Tensor, dora_scale: Tensor | None, *, is_gelu: bool) -> Fp8R
     return _round_rows(hidden)
 
 
-def swiglu_backward(grad: Tensor, gate_up: Tensor, column_scales: Tensor, *, is_gelu: bool) -> Fp8Rows:
-    """Return d(gate_up) * column_scales in FP8, without DoRA; overwrite `grad` with the recomputed forward output."""
+def swiglu_backward(
+    grad: Tensor, gate_up: Tensor, column_scales: Tensor, *, is_gelu: bool, unrounded: Tensor | None = None
+) -> Fp8Rows:
+    """Return d(gate_up) * column_scales in FP8, without DoRA; overwrite `grad` with the recomputed forward output.
+
+    d(gate_up) itself is written into `unrounded`, if it is given.
+    """
     if supports_triton(grad.device):
         from launcher.training.kernels import fp8_triton
 
-        return Fp8Rows(*fp8_triton.swiglu_backward(grad, gate_up, column_scales, is_gelu=is_gelu))
+        return Fp8Rows(*fp8_triton.swiglu_backward(grad, gate_up, column_scales, is_gelu=is_gelu, unrounded=unrounded))
     out = torch.empty_like(gate_up, dtype=torch.float32)
     elementwise.swiglu_backward(grad, gate_up, None, out, is_gelu=is_gelu)
+    if unrounded is not None:
+        unrounded.copy_(out)
     return quantize_rows(out, column_scales)
 
 
+class UnroundedGrads(NamedTuple):
+    """Buffers for gradients of a projection and QK-norms whose weights are trained."""
+
+    qkv: Tensor  # [tokens, features]
+    norms: Tensor | None  # of the weights of q_norm and k_norm: parts [parts, 2, head_dim] to be summed, fp32
+
+    @staticmethod
+    def allocate(projected: Tensor, head_dim: int, *, has_norms: bool) -> UnroundedGrads:
+        """Return uninitialized buffers for gradients of projections like `projected`."""
+        num_parts = -(-len(projected) // TOKENS_PER_NORM_GRAD)
+        norms = projected.new_empty(num_parts, 2, head_dim, dtype=torch.float32) if has_norms else None
+        return UnroundedGrads(torch.empty_like(projected), norms)
+
+
 def qk_norm_rope_backward(
-    grads: tuple[Tensor, Tensor, Tensor], qkv: Tensor, rope: elementwise.QKNormRope, column_scales: Tensor
+    grads: tuple[Tensor, Tensor, Tensor],
+    qkv: Tensor,
+    rope: elementwise.QKNormRope,
+    column_scales: Tensor,
+    unrounded: UnroundedGrads | None = None,
 ) -> Fp8Rows:
-    """Return d(qkv) * column_scales in FP8, without DoRA, given dQ, dK and dV."""
-    if supports_triton(qkv.device):
+    """Return d(qkv) * column_scales in FP8, without DoRA, given dQ, dK and dV; fill `unrounded`, if it is given."""
+    if supports_triton(grads[0].device):
         from launcher.training.kernels import fp8_triton
 
         args = rope.norms, rope.cos, rope.sin, rope.eps
-        return Fp8Rows(*fp8_triton.qk_norm_rope_backward(grads, qkv, *args, column_scales))
+        return Fp8Rows(*fp8_triton.qk_norm_rope_backward(grads, qkv, *args, column_scales, unrounded))
     out = grads[0].new_empty(len(grads[0]), len(column_scales), dtype=torch.float32)
     elementwise.qk_norm_rope_backward(grads, qkv, rope, out)
+    if unrounded is not None:
+        unrounded.qkv.copy_(out)
+        if unrounded.norms is not None:
+            unrounded.norms.zero_()[0] = elementwise.qk_norm_weight_grads(grads, qkv, rope)
     return quantize_rows(out, column_scales)
 
 

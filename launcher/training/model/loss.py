@@ -22,6 +22,7 @@ class LMHead:
     bias: Tensor | None = None
     scale: float = 1.0
     softcap: float | None = None
+    has_large_chunks: bool = False  # see has_large_chunks of the memory estimate
     new_ids: Tensor | None = None  # tokens whose rows are `new_rows` instead of those of `weight`
     new_rows: Tensor | None = None
 
@@ -45,6 +46,7 @@ class _ChunkedLinearCrossEntropy(torch.autograd.Function):
         new_ids: Tensor | None,
         targets: Tensor,
         loss_and_grad: LossAndGrad,
+        has_large_chunks: bool,
     ) -> Tensor:
         needs_hidden, needs_weight, needs_bias, needs_rows, *_ = ctx.needs_input_grad
         grad_hidden = torch.empty_like(hidden) if needs_hidden else None
@@ -52,7 +54,7 @@ class _ChunkedLinearCrossEntropy(torch.autograd.Function):
         grad_bias = torch.zeros_like(bias, dtype=torch.float32) if bias is not None and needs_bias else None
         grad_rows = torch.zeros_like(new_rows, dtype=torch.float32) if new_rows is not None and needs_rows else None
         losses: list[Tensor] = []
-        size = count_loss_chunk(len(weight))
+        size = count_loss_chunk(len(weight), is_large=has_large_chunks and needs_weight)
         for start in range(0, len(hidden), size):
             chunk = slice(start, start + size)
             # Without a name here, so that `loss_and_grad` can free the logits.
@@ -84,7 +86,7 @@ class _ChunkedLinearCrossEntropy(torch.autograd.Function):
         (scale,) = grads
         grads = tuple(None if grad is None else grad.mul_(scale) for grad in ctx.saved_tensors)
         cast = (None if grad is None else grad.to(dtype) for grad, dtype in zip(grads, ctx.dtypes, strict=True))
-        return (*cast, None, None, None)
+        return (*cast, None, None, None, None)
 
 
 def _project(
@@ -138,7 +140,9 @@ def _in_chunks(hidden: Tensor, targets: Tensor, head: LMHead, loss_and_grad: Los
     tensors: tuple[Tensor | None, ...] = (hidden, head.weight, head.bias, head.new_rows)
     if not torch.is_grad_enabled():  # needs_input_grad ignores torch.no_grad()
         tensors = tuple(None if tensor is None else tensor.detach() for tensor in tensors)
-    total: Tensor = _ChunkedLinearCrossEntropy.apply(*tensors, head.new_ids, targets, loss_and_grad)
+    total: Tensor = _ChunkedLinearCrossEntropy.apply(
+        *tensors, head.new_ids, targets, loss_and_grad, head.has_large_chunks
+    )
     return total
 
 
@@ -171,5 +175,8 @@ def compute_summed_loss(kernel: LossKernel, hidden: Tensor, targets: Tensor, hea
         if head.scale != 1.0:
             hidden = hidden * head.scale
         bias, new_rows = (None if tensor is None else tensor.to(dtype) for tensor in (head.bias, head.new_rows))
-        cast_head = replace(head, weight=head.weight.to(dtype), bias=bias, new_rows=new_rows, scale=1.0)
+        is_cast = head.weight.dtype.itemsize > dtype.itemsize
+        cast_head = replace(
+            head, weight=head.weight.to(dtype), bias=bias, new_rows=new_rows, scale=1.0, has_large_chunks=is_cast
+        )
         return LOSSES[kernel](hidden.to(dtype), targets, cast_head)

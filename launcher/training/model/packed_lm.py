@@ -19,6 +19,8 @@ from launcher.training.kernels.availability import supports_triton
 from launcher.training.model.attention import Backend
 from launcher.training.model.base_model import DTYPES
 from launcher.training.model.compile_checkpoint import compile_forward, prepare_layers
+from launcher.training.model.fp8_blocks import use_fp8_blocks
+from launcher.training.model.fp8_linear import Fp8Group, use_fp8_linears
 from launcher.training.model.fused_lora.decoder_layer import fuse_decoder_layers, list_fusable_blocks
 from launcher.training.model.fused_lora.fp8_base import round_remaining
 from launcher.training.model.fused_lora.linear import FusedLoraModel, fuse_lora_layers
@@ -36,6 +38,7 @@ class PackedCausalLM(nn.Module):
         self.backend = backend
         self.loss_kernel = loss_kernel
         self.fused_lora = FusedLoraModel()
+        self.fp8_groups: list[Fp8Group] = []
 
     @property
     def base(self) -> PreTrainedModel:
@@ -110,6 +113,8 @@ class PackedCausalLM(nn.Module):
         """Drop cached outputs of an interrupted forward pass, which would keep its activations alive."""
         for weights in self.fused_lora.weights:
             weights.clear_cache()
+        for group in self.fp8_groups:
+            group.clear_cache()
 
     def tie_weights(self) -> None:
         """Tie embeddings and head again. accelerate calls this by name after sharding separated them."""
@@ -143,9 +148,19 @@ class PackedCausalLM(nn.Module):
                 fuse_decoder_layers(self.layers)
             if plan.precision.fp8_base:
                 round_remaining(self.layers)
+        if plan.precision.fp8_layers:
+            self._use_fp8_layers(plan)
         prepare_layers(self.layers, plan.checkpointing, plan.compile)
         if plan.compile is not None and plan.compile.scope == "model":
             self.compile_decoder(plan.compile)
+
+    def _use_fp8_layers(self, plan: Plan) -> None:
+        """Run trained linear layers in FP8, and keep the residual stream in the compute dtype, not in FP32."""
+        dtype = DTYPES[plan.precision.compute_dtype]
+        self.fp8_groups = use_fp8_linears(self.layers, dtype, compiled=plan.compile is not None)
+        use_fp8_blocks(self.layers)
+        embeddings: Any = self.base.get_input_embeddings()
+        embeddings.register_forward_hook(lambda _module, _inputs, output: output.to(dtype))
 
     def _check_signature(self) -> None:
         """Raise InputError if the decoder's forward takes no **kwargs, which carry document boundaries to attention."""

@@ -48,6 +48,10 @@ def describe_runtime(run: TrainingRun, check: PackingCheck | None, ops: ForwardO
         report["LoRA"] = (
             f"LoRA fused into {blocks} base matmuls; equals PEFT (gradients differ by {check.lora_grads:.0e})"
         )
+    if groups := len(engine.module.fp8_groups):
+        difference = None if check is None else check.fp8_grads
+        compared = "" if difference is None else f"; gradients differ from FP32 by {difference:.0e}"
+        report["FP8"] = f"outputs and input gradients of {groups} matmuls{compared}"
     if engine.defer_gradient_sync:
         report["gradients"] = f"all-reduced over {engine.num_ranks} ranks after each step"
     if engine.graphs is not None:

@@ -58,6 +58,7 @@ class PackingCheck:
     leaks: bool  # the hidden states depend on tokens of earlier documents
     routing: float = 0.0  # of the hidden states, if rounding selects other experts: measured for mixtures of experts
     lora_grads: float | None = None  # of the adapters' gradients, from FP32 or PEFT's; None: PEFT computes them
+    fp8_grads: float | None = None  # of the gradients of trained FP8 layers, from FP32
 
 
 def check_packing(
@@ -110,7 +111,7 @@ def _try_exact(plan: Plan, module: PackedCausalLM, documents: list[Pack], device
     It is empty for a base in FP8, too: transformers' results in BF16 do not show the rounding error of FP8.
     """
     is_sharded = plan.strategy not in ("single", "ddp")
-    if is_sharded or plan.precision.compute_dtype == "fp32" or plan.quantization or plan.precision.fp8_base:
+    if is_sharded or plan.precision.compute_dtype == "fp32" or plan.quantization or plan.precision.uses_fp8:
         return []
     try:
         with eval_mode(module), torch.no_grad(), compile_disabled(), _transformers_attention(module), Upcast():
@@ -177,7 +178,7 @@ def _count_allowed(plan: Plan, check: PackingCheck) -> tuple[float, float]:
     dtype = rounding_dtype(plan)
     hidden = max(_HIDDEN_TOLERANCE[dtype], min(2 * check.routing, check.without_boundaries / 2))
     loss = _LOSS_TOLERANCE[dtype]
-    if plan.precision.fp8_base:
+    if plan.precision.uses_fp8:
         hidden = max(hidden, min(_FP8_HIDDEN_TOLERANCE, check.without_boundaries / 2))
         loss = _FP8_LOSS_TOLERANCE
     return hidden, max(loss, check.hidden)

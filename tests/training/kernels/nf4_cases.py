@@ -30,7 +30,6 @@ from launcher.training.engine.run import TrainingRun
 from launcher.training.kernels import nf4
 from launcher.training.model.compile_checkpoint import prepare_layers
 from launcher.training.model.fused_lora.decoder_layer import (
-    describe_path,
     fuse_decoder_layers,
     list_fusable_blocks,
 )
@@ -42,6 +41,7 @@ from launcher.training.model.fused_lora.linear import (
 )
 from launcher.training.model.fused_lora.reference import use_reference_forward
 from launcher.training.model.fused_lora.weights import FusedLoraWeights
+from launcher.training.model.layer_path import describe_path
 from launcher.training.model.nf4_linear import round_to_nf4, shard_nf4_weights
 from launcher.training.verify.packing import PackingCheck
 from tests.training.builders import (

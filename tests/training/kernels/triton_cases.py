@@ -26,7 +26,7 @@ from launcher.training.kernels import (
     stochastic_rounding_triton,
 )
 from launcher.training.kernels.elementwise import Correction, QKNormRope
-from launcher.training.kernels.fp8 import Fp8Rows, LoraTerm
+from launcher.training.kernels.fp8 import Fp8Rows, LoraTerm, UnroundedGrads
 from launcher.training.kernels.nf4 import GROUP_SIZE, OUTER_GROUP_SIZE, Nf4Weights, dequantize
 from launcher.training.kernels.seeded_dropout import DropoutSeed
 
@@ -316,13 +316,23 @@ def check_fp8_rounding(device: str) -> None:
         for dora_scale in (None, scale):
             ours = fp8_triton.swiglu(gate_up.to(device), _to(dora_scale, device), is_gelu=is_gelu)
             pairs.append((ours, fp8.swiglu(gate_up, dora_scale, is_gelu=is_gelu)))
-        grad = torch.randn(num_rows, 72)
-        on_device = grad.to(device, copy=True)
-        ours = fp8_triton.swiglu_backward(on_device, gate_up.to(device), scale.to(device), is_gelu=is_gelu)
-        pairs.append((ours, fp8.swiglu_backward(grad, gate_up, scale, is_gelu=is_gelu)))
-        assert_close(on_device, grad)
+        for keeps_grads in (False, True):
+            grad = torch.randn(num_rows, 72)
+            on_device = grad.to(device, copy=True)
+            unrounded, kept = (torch.zeros_like(gate_up), torch.zeros_like(gate_up, device=device))
+            ours = fp8_triton.swiglu_backward(
+                *(on_device, gate_up.to(device), scale.to(device)),
+                is_gelu=is_gelu,
+                unrounded=kept if keeps_grads else None,
+            )
+            expected = fp8.swiglu_backward(grad, gate_up, scale, is_gelu=is_gelu, unrounded=unrounded)
+            pairs.append((ours, expected))
+            assert_close(on_device, grad)
+            if keeps_grads:
+                assert_close(kept, unrounded)
     for normed in (False, True):
-        pairs.append(_compare_rope_backward(device, num_rows, normed))
+        for keeps_grads in (False, True):
+            pairs.append(_compare_rope_backward(device, num_rows, normed, keeps_grads))
     for (codes, scales), expected in pairs:
         assert_close(scales, expected.scales)
         values, theirs = codes.cpu().float(), expected.codes.float()
@@ -331,19 +341,29 @@ def check_fp8_rounding(device: str) -> None:
         assert_close(values, theirs, 0.1 if device == "cpu" else 2e-3)
 
 
-def _compare_rope_backward(device: str, num_rows: int, normed: bool) -> tuple[tuple[Tensor, Tensor], Fp8Rows]:
+def _compare_rope_backward(
+    device: str, num_rows: int, normed: bool, keeps_grads: bool
+) -> tuple[tuple[Tensor, Tensor], Fp8Rows]:
     """Five query heads and two of keys and values: their sum is no power of two."""
     grads = torch.randn(num_rows, 5, 32), torch.randn(num_rows, 2, 32), torch.randn(num_rows, 2, 32)
     qkv, factors = torch.randn(num_rows, 9 * 32), torch.rand(9 * 32)
     cos, sin = torch.randn(2, num_rows, 16).repeat(1, 1, 2)
     q_norm, k_norm = (torch.randn(32), torch.randn(32)) if normed else (None, None)
     rope = QKNormRope(None, q_norm, k_norm, cos, sin, 1e-5)
-    expected = fp8.qk_norm_rope_backward(grads, qkv, rope, factors)
+    unrounded, kept = (
+        UnroundedGrads.allocate(torch.empty_like(qkv, device=where), 32, has_norms=normed) for where in ("cpu", device)
+    )
+    expected = fp8.qk_norm_rope_backward(grads, qkv, rope, factors, unrounded)
     norms = None if rope.norms is None else (rope.norms[0].to(device), rope.norms[1].to(device))
     on_device = grads[0].to(device), grads[1].to(device), grads[2].to(device)
     ours = fp8_triton.qk_norm_rope_backward(
-        on_device, qkv.to(device), norms, cos.to(device), sin.to(device), 1e-5, factors.to(device)
+        *(on_device, qkv.to(device), norms, cos.to(device), sin.to(device), 1e-5, factors.to(device)),
+        kept if keeps_grads else None,
     )
+    if keeps_grads:
+        assert_close(kept.qkv, unrounded.qkv)
+        if kept.norms is not None and unrounded.norms is not None:
+            assert_close(kept.norms.sum(0), unrounded.norms.sum(0))
     return ours, expected
 
 

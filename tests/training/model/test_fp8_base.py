@@ -12,10 +12,11 @@ from launcher.core.errors import RunFailedError
 from launcher.plan.model import Plan
 from launcher.training.kernels import fp8
 from launcher.training.model.fused_lora import fp8_base
-from launcher.training.model.fused_lora.decoder_layer import describe_path, fuse_decoder_layers, list_fusable_blocks
+from launcher.training.model.fused_lora.decoder_layer import fuse_decoder_layers, list_fusable_blocks
 from launcher.training.model.fused_lora.fp8_base import Fp8Linear, round_linears, round_remaining
 from launcher.training.model.fused_lora.linear import unfuse
 from launcher.training.model.fused_lora.reference import use_reference_forward
+from launcher.training.model.layer_path import describe_path
 from launcher.training.verify import lora_grads
 from tests.training.model.test_fused_lora_linear import (
     check_same,

@@ -14,9 +14,10 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from launcher.plan.model import CompilePlan
 from launcher.training.kernels import elementwise
 from launcher.training.model.compile_checkpoint import prepare_layers
-from launcher.training.model.fused_lora.decoder_layer import describe_path, fuse_decoder_layers, list_fusable_blocks
+from launcher.training.model.fused_lora.decoder_layer import fuse_decoder_layers, list_fusable_blocks
 from launcher.training.model.fused_lora.linear import FusedLoraModel, unfuse
 from launcher.training.model.fused_lora.reference import use_reference_forward
+from launcher.training.model.layer_path import describe_path
 from tests.training.model.test_fused_lora_linear import (
     FAMILY_KEYS,
     SIZES,

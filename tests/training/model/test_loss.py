@@ -97,14 +97,14 @@ def test_value_and_gradients_match_fp64(kernel: LossKernel, dtype: torch.dtype, 
 @pytest.mark.parametrize("head", HEADS.values(), ids=HEADS)
 @pytest.mark.parametrize("chunk", [1, 4, 11, 12])
 def test_chunks_sum_to_the_full_loss(monkeypatch: pytest.MonkeyPatch, chunk: int, head: dict[str, Any]) -> None:
-    monkeypatch.setattr("launcher.training.model.loss.count_loss_chunk", lambda _vocab: chunk)
+    monkeypatch.setattr("launcher.training.model.loss.count_loss_chunk", lambda _vocab, **_: chunk)
     check_same("chunked", make_case(11, torch.float32, **head), FP32_TOLERANCE)
 
 
 @pytest.mark.parametrize("head", HEADS.values(), ids=HEADS)
 def test_bf16_accumulates_in_fp32(monkeypatch: pytest.MonkeyPatch, kernel: LossKernel, head: dict[str, Any]) -> None:
     """The weight's gradient is accumulated over chunks in fp32."""
-    monkeypatch.setattr("launcher.training.model.loss.count_loss_chunk", lambda _vocab: 4)
+    monkeypatch.setattr("launcher.training.model.loss.count_loss_chunk", lambda _vocab, **_: 4)
     check_same(kernel, make_case(64, torch.bfloat16, **head), BF16_TOLERANCE)
 
 
@@ -159,7 +159,7 @@ def test_autocast_computes_in_its_dtype(kernel: LossKernel) -> None:
 @pytest.mark.parametrize("head", HEADS.values(), ids=HEADS)
 @pytest.mark.parametrize("positions", [0, 33])
 def test_fused_matches_fp64(monkeypatch: pytest.MonkeyPatch, positions: int, head: dict[str, Any]) -> None:
-    monkeypatch.setattr("launcher.training.model.loss.count_loss_chunk", lambda _vocab: 16)
+    monkeypatch.setattr("launcher.training.model.loss.count_loss_chunk", lambda _vocab, **_: 16)
     case = make_case(positions, torch.float32, **head)
     hidden, weight = _to_gpu(case.hidden), _to_gpu(case.weight)
     bias = None if case.bias is None else _to_gpu(case.bias)

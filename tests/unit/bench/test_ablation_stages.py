@@ -45,16 +45,16 @@ def test_settings_that_the_manifest_keeps_are_unavailable() -> None:
 @pytest.mark.parametrize("precision", ["bf16", "fp8"])
 def test_only_the_last_stage_has_a_base_in_fp8(precision: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     plan = make_plan("h100", f"training.config.precision={precision}")
-    measurements = list_measurements((), fp8_base=plan.precision.fp8_base)
-    in_fp8 = {each.title: each.fp8_base for each in measurements if not each.unavailable}
-    expected = ["the launcher's own loop, base in FP8"] if precision == "fp8" else []
+    measurements = list_measurements((), in_fp8=plan.precision.uses_fp8)
+    in_fp8 = {each.title: each.in_fp8 for each in measurements if not each.unavailable}
+    expected = ["the launcher's own loop, in FP8"] if precision == "fp8" else []
     assert [title for title, is_fp8 in in_fp8.items() if is_fp8] == expected
     plans: dict[str, bool] = {}
 
     def note_plan(_module: str, spec: StageSpec, _folder: Path, name: str) -> None:
         mode, _, key = name.partition("-")
         title = next(each.title for each in measurements if (each.mode, each.key) == (mode, key))
-        plans[title] = spec.plan.precision.fp8_base
+        plans[title] = spec.plan.precision.uses_fp8
 
     monkeypatch.setattr(ablation, "MeasurementProcess", note_plan)
     monkeypatch.setattr(ablation, "_measure", lambda *_: {"status": "failed"})
@@ -65,7 +65,7 @@ def test_only_the_last_stage_has_a_base_in_fp8(precision: str, monkeypatch: pyte
 
 def test_each_stage_changes_one_setting_cumulatively_and_alone() -> None:
     plan = make_plan("h100", "training.config.torch_compile=true")
-    measurements = list_measurements(list_stages(plan), fp8_base=False)
+    measurements = list_measurements(list_stages(plan), in_fp8=False)
     cumulative = [each for each in measurements if each.mode == "cumulative" and each.key != "fp8"]
     alone = {measurement.key: measurement for measurement in measurements if measurement.mode == "alone"}
     assert (cumulative[0].config, cumulative[-1].config) == (BASELINE, None)
@@ -101,16 +101,14 @@ def test_records_are_reused_after_the_data_was_prepared(monkeypatch: pytest.Monk
     effort = AblationEffort(warmup_steps=1, timed_steps=1, seconds=1, limit_seconds=1)
     before = make_plan("h100")
     prepared = before.data.model_copy(update={"basis": "prepared data", "mean_tokens": before.data.mean_tokens + 1})
-    measurements = list_measurements((), fp8_base=False)
+    measurements = list_measurements((), in_fp8=False)
     for plan in (before, before.model_copy(update={"data": prepared})):
         run_ablation(plan, tmp_path, measurements, effort, tmp_path, lambda _line: None)
     assert len(measured) == len(set(measured))
 
 
 def test_unavailable_stages_start_no_process(tmp_path: Path) -> None:
-    measurements = [
-        each for each in list_measurements(list_stages(make_plan(None)), fp8_base=False) if each.unavailable
-    ]
+    measurements = [each for each in list_measurements(list_stages(make_plan(None)), in_fp8=False) if each.unavailable]
     effort = AblationEffort(warmup_steps=1, timed_steps=1, seconds=1, limit_seconds=1)
     records = run_ablation(make_plan(None), tmp_path, measurements, effort, tmp_path, lambda _text: None)
     assert {record.status for record in records} == {"unavailable"}

@@ -91,7 +91,11 @@ def test_small_bases_mixtures_nf4_and_machines_without_a_gpu_are_refused() -> No
     ("gpu", "config", "message"),
     [
         ("a100-80gb", {}, "compute capability 8.0"),
-        ("h200", {"adapter_type": "ia3", "target_modules": ["q_proj", "down_proj"]}, "needs a frozen base"),
+        (
+            "h200",
+            {"adapter_type": "ia3", "target_modules": ["q_proj", "down_proj"]},
+            "does not support adapter_type ia3",
+        ),
         ("h200", {"gradient_checkpointing": "selective"}, "selective checkpointing"),
         ("h200", {"strategy": "zero3"}, "not supported"),
     ],

@@ -11,7 +11,7 @@ from launcher.base_models.shapes import ModelShape
 from launcher.core.choices import DEEPSPEED_STRATEGIES, SHARDED_STRATEGIES, Strategy
 from launcher.core.frozen_model import Frozen
 from launcher.core.units import MIB
-from launcher.plan.estimate.memory.recipe import Recipe, count_loss_chunk, fuses_lora, has_buckets
+from launcher.plan.estimate.memory.recipe import Recipe, count_loss_chunk, fuses_lora, has_buckets, has_large_chunks
 from launcher.plan.estimate.memory.static import estimate_static
 from launcher.plan.estimate.memory.step import estimate_step_memory
 
@@ -126,4 +126,5 @@ def _describe_loss(shape: ModelShape, recipe: Recipe) -> str:
     positions = recipe.micro_batch_size * recipe.sequence_length
     if recipe.loss_kernel == "full_logits":
         return f"all logits of {positions:,} positions"
-    return f"{recipe.loss_kernel}, {min(positions, count_loss_chunk(shape.vocab_size)):,} positions at a time"
+    chunk = count_loss_chunk(shape.vocab_size, is_large=has_large_chunks(shape, recipe))
+    return f"{recipe.loss_kernel}, {min(positions, chunk):,} positions at a time"

@@ -29,6 +29,7 @@ from launcher.plan.estimate.memory.recipe import (
     group_targets,
     has_buckets,
     is_mixed,
+    is_mixed_full,
     select_targets,
     trains_head,
 )
@@ -195,7 +196,9 @@ def _count_autocast_bytes(shape: ModelShape, recipe: Recipe, trainable: int) -> 
         return float(copies + (2 * head if is_mixed(recipe) else head))
     # with checkpointing, copies of the layers' weights are freed before the backward pass: _count_loss_bytes adds them
     layers = shape.num_layers * shape.layer_parameters * compute if recipe.checkpointing == "none" else 0
-    return float(2 * head + layers if is_mixed(recipe) else head)
+    if is_mixed_full(recipe):
+        return float(2 * head + layers)
+    return float(2 * head if is_mixed(recipe) else head)
 
 
 def _count_border_bytes(shape: ModelShape, recipe: Recipe) -> int:

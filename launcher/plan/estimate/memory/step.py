@@ -18,6 +18,7 @@ from launcher.plan.estimate.memory.recipe import (
     get_input_name,
     group_targets,
     has_input_copies,
+    has_large_chunks,
     is_mixed_full,
     list_block_members,
     list_gates,
@@ -38,6 +39,7 @@ _BACKWARD_BYTES_PER_INTERMEDIATE = {  # per token: live gradients inside one MLP
     "lora without input copies": {False: 2.0, True: 6.5},
     "dora": {False: 11.5, True: 15.0},  # compiled: based on one checkpointed measurement
     "full": {False: 6.0, True: 3.0},
+    "full fp8": {False: 6.0, True: 3.0},
 }
 # With checkpointing: activations per token already freed at the peak (compiled: based on one measurement).
 _FREED_BYTES_PER_INTERMEDIATE = {False: 3.5, True: 2.5}
@@ -87,6 +89,8 @@ def estimate_step_memory(shape: ModelShape, recipe: Recipe, updated: float) -> t
 def _get_backward_kind(recipe: Recipe) -> str:
     if fuses_lora(recipe):
         return "fp8" if recipe.fp8_base and recipe.adapter == "lora" and not recipe.adapter_dropout else "fused"
+    if recipe.fp8_layers:
+        return "full fp8"
     if recipe.adapter in ("full", "dora"):
         return recipe.adapter
     return "lora" if has_input_copies(recipe) else "lora without input copies"
@@ -95,6 +99,8 @@ def _get_backward_kind(recipe: Recipe) -> str:
 def _count_rebuilt_weight_bytes(shape: ModelShape, recipe: Recipe) -> float:
     if fuses_lora(recipe):
         return float(_count_dequantized_bytes(shape, recipe))
+    if recipe.fp8_layers:
+        return float(_count_rounded_weight_bytes(shape))
     largest = max(linear.in_features * linear.out_features for linear in shape.linears)
     rebuilt = 0.0
     if recipe.adapter == "dora":
@@ -102,6 +108,15 @@ def _count_rebuilt_weight_bytes(shape: ModelShape, recipe: Recipe) -> float:
     if recipe.quantization != "none":
         rebuilt += largest * DTYPE_BYTES[recipe.compute_dtype]
     return rebuilt
+
+
+def _count_rounded_weight_bytes(shape: ModelShape) -> int:
+    """Count the bytes of the FP8 codes of the largest weights with a common input, and of the transposed codes."""
+    sizes: dict[str, int] = {}
+    for linear in shape.linears:
+        name = get_input_name(linear.name)
+        sizes[name] = sizes.get(name, 0) + linear.in_features * linear.out_features
+    return 2 * max(sizes.values())
 
 
 def _count_dequantized_bytes(shape: ModelShape, recipe: Recipe) -> int:
@@ -128,7 +143,7 @@ def _count_loss_bytes(shape: ModelShape, recipe: Recipe, tokens: int) -> float:
         copies = shape.num_layers * shape.layer_parameters * DTYPE_BYTES[recipe.compute_dtype]
     if recipe.loss_kernel == "full_logits":
         return float(copies + tokens * shape.vocab_size * _BYTES_PER_LOGIT)
-    chunk = count_loss_chunk(shape.vocab_size)
+    chunk = count_loss_chunk(shape.vocab_size, is_large=has_large_chunks(shape, recipe))
     logits = min(tokens, chunk) * shape.vocab_size
     if recipe.loss_kernel == "chunked":
         return float(copies + logits * _BYTES_PER_CHUNKED_LOGIT)
@@ -184,11 +199,13 @@ def _count_layer_bytes(shape: ModelShape, recipe: Recipe) -> float:
         mlp = compute * intermediate * (2 if shape.gated_mlp else 1)
     else:
         fuses_heads, fuses_gates = fuses_qkv(shape, recipe), fuses_mlp(shape, recipe)
-        norms = 4 * num_norms * hidden - (4 - compute) * hidden * (fuses_heads + fuses_gates)
+        norms = 4 * num_norms * hidden
+        if fuses_lora(recipe):  # norms are part of fused blocks
+            norms -= (4 - compute) * hidden * (fuses_heads + fuses_gates)
         norms += (compute if fuses_heads else 4) * (query + key) if has_head_norms else 0
         if recipe.adapter == "full":  # a trained norm also saves its normalized input
             norms += num_norms * hidden * (4 if is_mixed_full(recipe) else compute)
-            norms += compute * (query + key) if has_head_norms else 0
+            norms += compute * (query + key) if has_head_norms and not fuses_heads else 0
         mlp = compute * intermediate * (2 if fuses_gates or not shape.gated_mlp else 3)
     small = 4 * (num_norms + shape.num_heads + shape.num_kv_heads)  # reciprocal roots
     experts = _count_expert_bytes(shape, recipe)

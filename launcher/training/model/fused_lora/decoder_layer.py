@@ -20,19 +20,22 @@ import torch
 from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from launcher.plan.estimate.memory.recipe import FUSED_FAMILIES, FUSED_HEAD_DIMS, FUSED_QKV_FAMILIES
 from launcher.training.kernels.fused_layer_autograd import DropoutSeeds, FusedMLP, FusedOutProj, FusedQKV
 from launcher.training.kernels.seeded_dropout import draw_seeds
 from launcher.training.model.fused_lora.dora import apply_magnitude
 from launcher.training.model.fused_lora.linear import FusedLoraLinear
 from launcher.training.model.fused_lora.reference import is_reference_forward
 from launcher.training.model.fused_lora.weights import ADAPTER_NAME, FusedLoraWeights
-
-_LAYERS = tuple(f"{prefix}DecoderLayer" for prefix in FUSED_FAMILIES.values())
-_MLPS = tuple(f"{prefix}MLP" for prefix in FUSED_FAMILIES.values())
-_NORMS = tuple(f"{prefix}RMSNorm" for prefix in FUSED_FAMILIES.values())
-_ATTENTIONS = tuple(f"{FUSED_FAMILIES[family]}Attention" for family in FUSED_QKV_FAMILIES)
-_IS_GELU = {"SiLU": False, "SiLUActivation": False, "GELUTanh": True}  # by class of the activation
+from launcher.training.model.known_blocks import (
+    LAYERS,
+    find_gelu,
+    find_score_options,
+    get_norm_eps,
+    get_norm_weight,
+    is_attention,
+    is_norm,
+    list_gates,
+)
 
 
 def _draw_dropout_seeds(weights: FusedLoraWeights, count: int, device: torch.device) -> DropoutSeeds:
@@ -69,16 +72,6 @@ class _DeferredNorm(nn.Module):
         return result
 
 
-def _get_norm_weight(norm: Any) -> Tensor:
-    """Return the factor that an RMSNorm multiplies by: its weight, or 1 + weight for Gemma."""
-    weight: Tensor = norm.weight
-    return 1.0 + weight.float() if "Gemma" in type(norm).__name__ else weight
-
-
-def _get_norm_eps(norm: Any) -> float:
-    return float(norm.variance_epsilon if hasattr(norm, "variance_epsilon") else norm.eps)
-
-
 class _FusedBlock(nn.Module):
     """Base of the mixins that run an attention or MLP module, and the RMSNorm before it, as fused ops."""
 
@@ -91,10 +84,13 @@ class _FusedBlock(nn.Module):
         return active if len(active) == len(all_weights) else None
 
 
-class _FusedMLPBlock(_FusedBlock):
+class FusedMLPBlock(_FusedBlock):
+    """Mixin that runs an MLP module and the RMSNorm before it as one op."""
+
     is_gelu: bool
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the MLP's output."""
         active = self._get_active_weights()
         if active is None:
             result: Tensor = super().forward(self.preceding_norm[0].family_forward(x))
@@ -105,9 +101,9 @@ class _FusedMLPBlock(_FusedBlock):
             y, correction = FusedMLP.apply(
                 x.flatten(0, -2),
                 gate_up.dora_scale(),
-                _get_norm_weight(norm),
+                get_norm_weight(norm),
                 _draw_dropout_seeds(gate_up, 2, x.device),
-                _get_norm_eps(norm),
+                get_norm_eps(norm),
                 (gate_up.stored, down.stored),
                 (gate_up.shape, down.shape),
                 self.is_gelu,
@@ -118,7 +114,9 @@ class _FusedMLPBlock(_FusedBlock):
         return output.unflatten(0, x.shape[:-1])
 
 
-class _FusedAttentionBlock(_FusedBlock):
+class FusedAttentionBlock(_FusedBlock):
+    """Mixin that runs the projections of an attention module, and the RMSNorm before it, as one op."""
+
     score_options: dict[str, Any]  # what the family passes to its attention function, besides the scaling
     has_rope: bool
 
@@ -130,6 +128,7 @@ class _FusedAttentionBlock(_FusedBlock):
         past_key_values: Any = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
+        """Return the attention's output, and its probabilities if the backend computes them."""
         attention: Any = self
         backend = attention.config._attn_implementation
         is_supported = backend in ALL_ATTENTION_FUNCTIONS and position_embeddings[0].shape[-1] == attention.head_dim
@@ -159,14 +158,14 @@ class _FusedAttentionBlock(_FusedBlock):
             qkv = FusedQKV.apply(
                 hidden_states.flatten(0, -2),
                 weights.dora_scale(),
-                _get_norm_weight(norm),
+                get_norm_weight(norm),
                 weights.stored,
-                tuple(_get_norm_weight(one) for one in (attention.q_norm, attention.k_norm))
+                tuple(get_norm_weight(one) for one in (attention.q_norm, attention.k_norm))
                 if has_qk_norm
                 else (None, None),
                 tuple(one.expand(*shape, head_dim).reshape(-1, head_dim) for one in cos_sin),
                 _draw_dropout_seeds(weights, 1, hidden_states.device),
-                _get_norm_eps(norm),
+                get_norm_eps(norm),
                 (out_features[0] // head_dim, out_features[1] // head_dim),
                 weights.shape,
                 _concat_biases(weights),
@@ -210,10 +209,9 @@ def _add_mixin(mixin: Any, family_class: Any) -> Any:
 
 def _list_fused_layers(block: Any, mixin: Any) -> tuple[tuple[str, ...], ...]:
     """Return the layer names of each fused weight that a block needs, such as (gate_proj, up_proj) and (down_proj)."""
-    if mixin is _FusedAttentionBlock:
+    if mixin is FusedAttentionBlock:
         return (("q_proj", "k_proj", "v_proj"),)
-    gates = ("gate_up_proj",) if hasattr(block, "gate_up_proj") else ("gate_proj", "up_proj")
-    return (gates, ("down_proj",))
+    return (list_gates(block), ("down_proj",))
 
 
 def list_fusable_blocks(layers: list[nn.Module]) -> list[nn.Module]:
@@ -231,10 +229,10 @@ def fuse_decoder_layers(layers: list[nn.Module]) -> int:
         for mixin, block, norm in _list_known_blocks(layer):
             adapted_names = _match_fused_weights(block, mixin)
             if adapted_names is not None:
-                if mixin is _FusedMLPBlock:
-                    block.is_gelu = _find_gelu(block)
+                if mixin is FusedMLPBlock:
+                    block.is_gelu = find_gelu(block)
                 else:
-                    block.score_options = _find_score_options(block)
+                    block.score_options = find_score_options(block)
                     block.has_rope = bool(getattr(block, "use_rope", True))  # SmolLM3 rotates in some layers only
                 block.__class__ = _add_mixin(mixin, block.__class__)
                 norm.__class__ = _add_mixin(_DeferredNorm, norm.__class__)
@@ -243,28 +241,17 @@ def fuse_decoder_layers(layers: list[nn.Module]) -> int:
     return count
 
 
-def describe_path(layers: list[nn.Module]) -> str:
-    """Return which fused ops run, as docs/families.md names them: blocks, MLP, attention, matmuls or library (none)."""
-    modules = [module for layer in layers for module in layer.modules()]
-    has_mlp, has_attention = (
-        any(isinstance(module, mixin) for module in modules) for mixin in (_FusedMLPBlock, _FusedAttentionBlock)
-    )
-    if not any(isinstance(module, FusedLoraLinear) for module in modules):  # never fused, or unfused after a check
-        return "library"
-    return "blocks" if has_mlp and has_attention else "MLP" if has_mlp else "attention" if has_attention else "matmuls"
-
-
 def _list_known_blocks(layer: nn.Module) -> Iterator[tuple[Any, Any, Any]]:
     """Yield (mixin, module, RMSNorm before it) of a layer's attention and MLP modules that fused ops support."""
-    if type(layer).__name__ not in _LAYERS:
+    if type(layer).__name__ not in LAYERS:
         return
     decoder: Any = layer
-    if _is_attention(decoder.self_attn) and _is_norm(decoder.input_layernorm):
-        yield _FusedAttentionBlock, decoder.self_attn, decoder.input_layernorm
+    if _is_frozen_attention(decoder.self_attn) and _is_frozen_norm(decoder.input_layernorm):
+        yield FusedAttentionBlock, decoder.self_attn, decoder.input_layernorm
     # Gemma 2 and 3 have a norm after each block, too; post_attention_layernorm is one of them.
     mlp_norm = getattr(decoder, "pre_feedforward_layernorm", decoder.post_attention_layernorm)
-    if _find_gelu(decoder.mlp) is not None and _is_norm(mlp_norm):
-        yield _FusedMLPBlock, decoder.mlp, mlp_norm
+    if find_gelu(decoder.mlp) is not None and _is_frozen_norm(mlp_norm):
+        yield FusedMLPBlock, decoder.mlp, mlp_norm
 
 
 def _has_adapters(block: Any, mixin: Any) -> bool:
@@ -274,7 +261,7 @@ def _has_adapters(block: Any, mixin: Any) -> bool:
         bases = [getattr(member, "base_layer", member) for member in members]
         biases = [base.bias for base in bases if base.bias is not None]
         is_dora = any(getattr(member, "lora_variant", None) for member in members)
-        can_add = mixin is _FusedAttentionBlock and not is_dora and not any(bias.requires_grad for bias in biases)
+        can_add = mixin is FusedAttentionBlock and not is_dora and not any(bias.requires_grad for bias in biases)
         if bases == members or (biases and not can_add):
             return False
     return True
@@ -299,30 +286,10 @@ def _match_fused_weights(block: Any, mixin: Any) -> tuple[str, ...] | None:
     return tuple(adapted_names) if len(kinds) == 1 else None
 
 
-def _is_norm(module: Any) -> bool:
-    return type(module).__name__ in _NORMS and not module.weight.requires_grad
+def _is_frozen_norm(module: Any) -> bool:
+    return is_norm(module) and not module.weight.requires_grad
 
 
-def _find_gelu(module: Any) -> bool | None:
-    """Return whether the MLP's activation is GELU by tanh rather than SiLU; None for other MLPs and activations."""
-    if type(module).__name__ not in _MLPS:
-        return None
-    activation = module.activation_fn if hasattr(module, "activation_fn") else module.act_fn
-    return _IS_GELU.get(type(activation).__name__)
-
-
-def _find_score_options(attention: Any) -> dict[str, Any]:
-    """Return the options that the family's own forward passes to its attention function."""
-    if type(attention).__name__ == "MistralAttention":
-        return {"sliding_window": getattr(attention.config, "sliding_window", None)}
-    options = {"sliding_window": attention.sliding_window} if hasattr(attention, "sliding_window") else {}
-    if type(attention).__name__ == "Gemma2Attention":
-        options["softcap"] = attention.attn_logit_softcapping
-    return options
-
-
-def _is_attention(module: Any) -> bool:
-    if type(module).__name__ not in _ATTENTIONS or module.head_dim not in FUSED_HEAD_DIMS:
-        return False
+def _is_frozen_attention(module: Any) -> bool:
     norms = [getattr(module, name) for name in ("q_norm", "k_norm") if hasattr(module, name)]
-    return all(_is_norm(norm) and _get_norm_eps(norm) == module.config.rms_norm_eps for norm in norms)
+    return is_attention(module) and all(map(_is_frozen_norm, norms))

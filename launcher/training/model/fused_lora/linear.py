@@ -299,7 +299,7 @@ def fuse_lora_layers(
             members: dict[str, Any] = {
                 name: child
                 for name, child in parent.named_children()
-                if is_fusable(child, dtype) and not _is_clipped(parent, name)
+                if is_fusable(child, dtype) and not is_clipped(parent, name)
             }
             for names in SHARED_INPUTS:
                 group = _select_group(parent, names, members, dtype, with_plain=parent in include_plain)
@@ -312,7 +312,7 @@ def fuse_lora_layers(
     return model
 
 
-def _is_clipped(parent: Any, name: str) -> bool:
+def is_clipped(parent: Any, name: str) -> bool:
     """Return whether OLMo's clip_qkv clips this layer's output in place, which autograd forbids on views."""
     is_clipping = getattr(getattr(parent, "config", None), "clip_qkv", None) is not None
     return is_clipping and name in ("q_proj", "k_proj", "v_proj")

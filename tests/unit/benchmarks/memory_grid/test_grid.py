@@ -290,7 +290,7 @@ def test_list_estimates_for_a_gpu_of_the_catalogue(capsys: pytest.CaptureFixture
 
 def test_collect_combines_rows_and_table_summarizes_them(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     rows, table = tmp_path / "grid.jsonl", tmp_path / "table.json"
-    for case in LARGE[:30:3]:  # a full fine-tuning among them, which has no rank
+    for case in LARGE[1:31:3]:  # a full fine-tuning among them, which has no rank
         append_row(rows, make_row(case, error=0.005))
     assert main(["--collect", str(rows), "--output", str(table), "--table"]) == 0
     output = capsys.readouterr()
