@@ -16,7 +16,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from launcher.base_models.families import FAMILIES
 from launcher.core.errors import LauncherError
 from launcher.corpus.store import Store
-from launcher.plan.estimate.memory.recipe import FUSED_FAMILIES
+from launcher.plan.estimate.memory.recipe import FUSED_FAMILIES, explain_layer_path
+from launcher.plan.estimator_inputs import recipe_from_plan
 from launcher.plan.model import Plan
 from launcher.request.request import Request, plan_request
 from launcher.training.checkpoint.weights import save_weights
@@ -28,6 +29,7 @@ from tests.training.builders import (
     build,
     train_recorded,
     trained_weights,
+    vary,
     write_base,
 )
 from tests.training.tiny_configs import make_tiny_config
@@ -36,6 +38,7 @@ TEXT = {**SIZES, "num_key_value_heads": 1}
 EXPERT_SIZES = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 MIXTURES = sorted(name for name, family in FAMILIES.items() if family.experts is not None)
 DENSE = sorted(FAMILIES.keys() - set(MIXTURES))
+FP8_LAYERS = {"precision.fp8_layers": True}
 VISION = {
     "hidden_size": 32,
     "intermediate_size": 64,
@@ -90,6 +93,29 @@ def test_planned_families_are_trained_as_planned(store: Store, tmp_path: Path, m
     assert sum(weight.numel() for weight in before.values()) == plan.adapter.trainable_parameters
     moved = [name for name, weight in trained_weights(run).items() if not torch.equal(weight, before[name])]
     assert moved
+
+
+@pytest.mark.parametrize(
+    "model_type", ["qwen3", "phi3", *(pytest.param(name, marks=pytest.mark.slow) for name in DENSE)]
+)
+def test_families_are_fully_trained_in_fp8(store: Store, tmp_path: Path, model_type: str) -> None:
+    """The build compares gradients with FP32. On a CPU the plan refuses FP8, so the field is set here."""
+    plan = vary(plan_family(write_base(tmp_path / "base", make_family_config(model_type)), "full"), FP8_LAYERS)
+    run = build(plan, store, tmp_path / "run", is_checked=True)
+    path, _ = explain_layer_path(plan.base, recipe_from_plan(plan))
+    assert describe_path(run.engine.module.layers) == path
+    assert all(math.isfinite(loss) for loss in train_recorded(run).losses)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("model_type", sorted(FUSED_FAMILIES))
+def test_fp8_blocks_of_every_fused_family_run_on_a_gpu(store: Store, tmp_path: Path, model_type: str) -> None:
+    """With sizes that the plan would refuse as too small to gain."""
+    sizes = {**SIZES, "hidden_size": 128, "head_dim": 256 if "gemma" in model_type else 64, "sliding_window": 24}
+    base = write_base(tmp_path / "base", AutoConfig.for_model(model_type, **sizes))
+    run = build(vary(plan_family(base, "full"), FP8_LAYERS), store, tmp_path / "run", is_checked=True)
+    assert describe_path(run.engine.module.layers) == ("MLP" if model_type == "phi3" else "blocks")
+    assert all(math.isfinite(loss) for loss in train_recorded(run).losses)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
