@@ -29,7 +29,7 @@ SPEED = "main small eager fp8 dropped published low"
 MIN_SECONDS = 60.0  # start nothing with less time left
 INPUTS = {
     "manifest": "a published manifest, for before_after",
-    "base": "folder of a pretrained base, for quality and kill_during_save",
+    "base": "folder of a pretrained base, for quality, fp8_full and kill_during_save",
     "data": "folder with text2cypher.jsonl, wikisql.jsonl and json_instructions.jsonl, for the same",
 }
 SAMPLE = "--set training.dataset.path=sample/train.jsonl --set training.dataset.format=jsonl"
@@ -115,6 +115,11 @@ FIGURES = (
         name="quality",
         description="real weights: base, launcher, TRL and Unsloth",
         command=f"-m benchmarks.peers.quality run {REAL} --work {{out}}/quality --out {{out}}/quality.jsonl",
+    ),
+    Figure(
+        name="fp8_full",
+        description="full fine-tuning in FP8 and BF16 on real weights",
+        command="benchmarks/stochastic_rounding.py --base {base} --kinds fp32 fp8 --out {out}/fp8_full.jsonl",
     ),
     Figure(
         name="kill_during_save",

@@ -43,7 +43,7 @@ class GridCase(Frozen):
     loss_kernel: LossKernel | None = None  # set in the plan; None: as planned
     dropout: float = 0.0
     optimizer: OptimizerName = "adamw_torch_fused"
-    fp8: bool = False  # the frozen base in FP8
+    fp8: bool = False  # linear layers in FP8: those of the frozen base, or all that are trained
     bf16_weights: bool = False  # full fine-tuning with stochastic rounding
     optimizer_in_backward: bool = False
 
@@ -189,6 +189,11 @@ def _fp8() -> Iterator[GridCase]:
         *_cases("8B", "lora", "2x4096", "full"),
         *_cases("0.6B", "lora", "4x2048 16x2048", compiled=True),
         *_cases("8B", "lora", "2x2048", compiled=True),
+        *_cases("0.6B", "full", "2x2048 8x1024"),
+        *_cases("0.6B", "full", "8x2048", "full"),
+        *_cases("0.6B", "full", "4x2048", compiled=True),
+        *_cases("1.7B", "full", "2x2048"),
+        *_cases("1.7B", "full", "4x2048", compiled=True),
     ):
         yield _changed(case, fp8=True)
     (lora,) = _cases("0.6B", "lora", "4x2048")
