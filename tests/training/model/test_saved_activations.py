@@ -18,6 +18,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from launcher.base_models.shapes import make_shape
 from launcher.core.choices import Quantization
 from launcher.plan.estimate.memory.step import _count_layer_bytes, _count_saved_weight_bytes
+from launcher.training.model.fp8_blocks import use_fp8_blocks
+from launcher.training.model.fp8_linear import use_fp8_linears
 from launcher.training.model.fused_lora.decoder_layer import fuse_decoder_layers, list_fusable_blocks
 from launcher.training.model.fused_lora.linear import FusedLoraModel, fuse_lora_layers
 from tests.training.builders import make_recipe
@@ -67,13 +69,15 @@ def make_model(dora: bool, dropout: float, targets: list[str]) -> Any:
 
 def count_saved_bytes(model: Any, fused_model: FusedLoraModel) -> float:
     """Return bytes per token of the second layer; the input of the first needs no gradient."""
-    base, layer = model.get_base_model(), get_layers(model)[1]
+    stored = [one for weights in fused_model.weights for one in weights.stored]
+    return count_layer_bytes(model.get_base_model(), [*model.parameters(), *stored])
+
+
+def count_layer_bytes(base: Any, weights: list[Tensor]) -> float:
+    layer = base.model.layers[1]
     x = torch.randn(1, NUM_TOKENS, SIZES["hidden_size"], dtype=BF16, requires_grad=True)
     cos_sin = base.model.rotary_emb(x, torch.arange(NUM_TOKENS)[None])
-    permanent = {
-        one.untyped_storage().data_ptr()
-        for one in (*model.parameters(), *cos_sin, *(one for weights in fused_model.weights for one in weights.stored))
-    }
+    permanent = {one.untyped_storage().data_ptr() for one in (*weights, *cos_sin)}
     saved: dict[int, Tensor] = {}
 
     def record(tensor: Tensor) -> Tensor:
@@ -141,6 +145,33 @@ def prepare(model: Any, dropout: float) -> bool:
     model.get_base_model().config._attn_implementation = "counted"
     model.train()
     return bool(adapted[0].lora_variant)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, BF16])
+@pytest.mark.parametrize("model_type", ["qwen3", "llama", "qwen2", "olmo2"])
+def test_fp8_layer_saves_the_estimated_bytes(model_type: str, dtype: torch.dtype) -> None:
+    config = AutoConfig.for_model(model_type, **SIZES, pad_token_id=0)
+    model: Any = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    layers = list(model.model.layers)
+    use_fp8_linears(layers, BF16, compiled=False)
+    assert use_fp8_blocks(layers) == (0 if model_type == "olmo2" else 4)
+    config._attn_implementation = model.config._attn_implementation = "counted"
+    recipe = make_recipe(
+        [],
+        adapter="full",
+        rank=None,
+        compute_dtype="bf16",
+        base_dtype="fp32" if dtype == torch.float32 else "bf16",
+        trainable_dtype="fp32" if dtype == torch.float32 else "bf16",
+        fp8_layers=True,
+        attention="varlen",
+        sequence_length=NUM_TOKENS,
+        micro_batch_size=1,
+    )
+    shape = make_shape(model.config.to_dict(), model_type, "config")
+    with torch.autocast("cpu", BF16, enabled=dtype == torch.float32):
+        saved = count_layer_bytes(model, list(model.parameters()))
+    assert saved == pytest.approx(_count_layer_bytes(shape, recipe), rel=ALLOWED)
 
 
 @pytest.mark.parametrize("stacks", [(), ("mlp.experts.gate_up_proj", "mlp.experts.down_proj")], ids=["frozen", "lora"])
