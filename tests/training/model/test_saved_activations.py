@@ -147,15 +147,18 @@ def prepare(model: Any, dropout: float) -> bool:
     return bool(adapted[0].lora_variant)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, BF16])
-@pytest.mark.parametrize("model_type", ["qwen3", "llama", "qwen2", "olmo2"])
-def test_fp8_layer_saves_the_estimated_bytes(model_type: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "in_fp8"), [(torch.float32, True), (BF16, True), (BF16, False)], ids=["fp8", "fp8, bf16 weights", "bf16"]
+)
+@pytest.mark.parametrize("model_type", ["qwen3", "llama", "qwen2", "olmo2", "gemma", "gemma2", "smollm3", "granite"])
+def test_fully_trained_layer_saves_the_estimated_bytes(model_type: str, dtype: torch.dtype, in_fp8: bool) -> None:
     config = AutoConfig.for_model(model_type, **SIZES, pad_token_id=0)
     model: Any = AutoModelForCausalLM.from_config(config, dtype=dtype)
     layers = list(model.model.layers)
-    use_fp8_linears(layers, BF16, compiled=False)
-    assert use_fp8_blocks(layers) == (0 if model_type == "olmo2" else 4)
-    config._attn_implementation = model.config._attn_implementation = "counted"
+    if in_fp8:
+        use_fp8_linears(layers, BF16, compiled=False)
+        assert use_fp8_blocks(layers) == (0 if model_type == "olmo2" else 4)
+    model.config._attn_implementation = "counted"
     recipe = make_recipe(
         [],
         adapter="full",
@@ -163,7 +166,7 @@ def test_fp8_layer_saves_the_estimated_bytes(model_type: str, dtype: torch.dtype
         compute_dtype="bf16",
         base_dtype="fp32" if dtype == torch.float32 else "bf16",
         trainable_dtype="fp32" if dtype == torch.float32 else "bf16",
-        fp8_layers=True,
+        fp8_layers=in_fp8,
         attention="varlen",
         sequence_length=NUM_TOKENS,
         micro_batch_size=1,

@@ -203,9 +203,10 @@ def _count_layer_bytes(shape: ModelShape, recipe: Recipe) -> float:
         if fuses_lora(recipe):  # norms are part of fused blocks
             norms -= (4 - compute) * hidden * (fuses_heads + fuses_gates)
         norms += (compute if fuses_heads else 4) * (query + key) if has_head_norms else 0
-        if recipe.adapter == "full":  # a trained norm also saves its normalized input
-            norms += num_norms * hidden * (4 if is_mixed_full(recipe) else compute)
-            norms += compute * (query + key) if has_head_norms and not fuses_heads else 0
+        if recipe.adapter == "full":  # a trained norm also saves its normalized input, Gemma's in FP32
+            is_gemma = shape.model_type.startswith("gemma")
+            norms += num_norms * hidden * (4 if is_gemma or is_mixed_full(recipe) else compute)
+            norms += (4 if is_gemma else compute) * (query + key) if has_head_norms and not fuses_heads else 0
         mlp = compute * intermediate * (2 if fuses_gates or not shape.gated_mlp else 3)
     small = 4 * (num_norms + shape.num_heads + shape.num_kv_heads)  # reciprocal roots
     experts = _count_expert_bytes(shape, recipe)
