@@ -17,7 +17,6 @@ from torch.nn import functional
 
 from launcher.core.errors import first_line
 from launcher.core.log import get_logger
-from launcher.plan.estimate.memory.recipe import count_loss_chunk
 from launcher.training.data.collate import PackedBatch
 
 log = get_logger(__name__)
@@ -56,10 +55,10 @@ class _CapturedGraph:
 class GraphedMicroSteps:
     """Runs micro-steps by replaying a CUDA graph, or directly if capturing fails."""
 
-    def __init__(self, micro_step: MicroStep, parameters: list[nn.Parameter], vocab_size: int) -> None:
+    def __init__(self, micro_step: MicroStep, parameters: list[nn.Parameter], loss_chunk: int) -> None:
         self._micro_step = micro_step
         self._parameters = parameters
-        self._chunk = count_loss_chunk(vocab_size)
+        self._chunk = loss_chunk
         self._captured: _CapturedGraph | None = None
         self._grads: dict[int, Tensor] = {}
         self._gave_up = False

@@ -20,6 +20,7 @@ from launcher.core.log import get_logger
 from launcher.core.run_paths import RunPaths
 from launcher.corpus.pack_file import PackFile
 from launcher.corpus.store import Store
+from launcher.plan.estimate.memory.recipe import count_loss_chunk
 from launcher.plan.model import BatchPlan, Plan, SchedulePlan
 from launcher.training.data.collate import BatchShape, IntArray, PackedBatch, choose_batch_shape
 from launcher.training.data.loader import MicroBatchDataset
@@ -30,7 +31,8 @@ from launcher.training.engine.cuda_graph import GraphedMicroSteps
 from launcher.training.engine.engine import Engine
 from launcher.training.engine.optimizer import build_optimizer, build_scheduler
 from launcher.training.model.attention import BACKENDS, register_backend
-from launcher.training.model.base_model import fingerprint_base, load_base
+from launcher.training.model.base_model import DTYPES, fingerprint_base, load_base
+from launcher.training.model.loss import trains_in_fp32
 from launcher.training.model.new_tokens import get_new_token_ids
 from launcher.training.model.packed_lm import PackedCausalLM
 from launcher.training.model.peft_adapters import add_adapter
@@ -219,7 +221,8 @@ def _build_graphs(
         return loss.detach()
 
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    return GraphedMicroSteps(micro_step, trained, plan.base.vocab_size)
+    is_large = trains_in_fp32(module.head(), DTYPES[plan.precision.compute_dtype])
+    return GraphedMicroSteps(micro_step, trained, count_loss_chunk(plan.base.vocab_size, is_large=is_large))
 
 
 def _open_split(store: Store, name: str, batch: BatchPlan, micro_batch_size: int) -> Split:

@@ -167,6 +167,11 @@ LOSSES: dict[LossKernel, Loss] = {
 }
 
 
+def trains_in_fp32(head: LMHead, compute_dtype: torch.dtype) -> bool:
+    """Return whether a head is trained in more precision than it is computed in; its loss has large chunks then."""
+    return head.weight.requires_grad and head.weight.dtype.itemsize > compute_dtype.itemsize
+
+
 def compute_summed_loss(kernel: LossKernel, hidden: Tensor, targets: Tensor, head: LMHead) -> Tensor:
     """Return the summed loss, computed in autocast's dtype, or in the head's dtype if autocast is disabled."""
     device = hidden.device.type
@@ -175,8 +180,8 @@ def compute_summed_loss(kernel: LossKernel, hidden: Tensor, targets: Tensor, hea
         if head.scale != 1.0:
             hidden = hidden * head.scale
         bias, new_rows = (None if tensor is None else tensor.to(dtype) for tensor in (head.bias, head.new_rows))
-        is_cast = head.weight.dtype.itemsize > dtype.itemsize
+        is_large = trains_in_fp32(head, dtype)
         cast_head = replace(
-            head, weight=head.weight.to(dtype), bias=bias, new_rows=new_rows, scale=1.0, has_large_chunks=is_cast
+            head, weight=head.weight.to(dtype), bias=bias, new_rows=new_rows, scale=1.0, has_large_chunks=is_large
         )
         return LOSSES[kernel](hidden.to(dtype), targets, cast_head)

@@ -27,6 +27,7 @@ from launcher.training.model.fused_lora.linear import FusedLoraModel, fuse_lora_
 from launcher.training.model.fused_lora.reference import use_reference_forward
 from launcher.training.model.loss import LMHead, compute_summed_loss
 from launcher.training.model.new_tokens import split_head
+from launcher.training.model.peft_adapters import cast_embeddings
 
 
 class PackedCausalLM(nn.Module):
@@ -159,8 +160,7 @@ class PackedCausalLM(nn.Module):
         dtype = DTYPES[plan.precision.compute_dtype]
         self.fp8_groups = use_fp8_linears(self.layers, dtype, compiled=plan.compile is not None)
         use_fp8_blocks(self.layers)
-        embeddings: Any = self.base.get_input_embeddings()
-        embeddings.register_forward_hook(lambda _module, _inputs, output: output.to(dtype))
+        cast_embeddings(self.base, dtype)
 
     def _check_signature(self) -> None:
         """Raise InputError if the decoder's forward takes no **kwargs, which carry document boundaries to attention."""

@@ -35,7 +35,7 @@ def add_adapter(base: PreTrainedModel, plan: Plan, new_token_ids: Sequence[int] 
     _set_trainable_dtype(model, plan)
     separate_new_rows(model)
     if plan.adapter.modules_to_save:
-        _cast_embeddings(base, DTYPES[plan.precision.base_dtype])
+        cast_embeddings(base, DTYPES[plan.precision.base_dtype])
     return model
 
 
@@ -47,8 +47,8 @@ def _check_saved_modules(base: PreTrainedModel, plan: Plan) -> None:
         raise InputError(f"modules_to_save: {plan.base.name} has no {', '.join(missing)}")
 
 
-def _cast_embeddings(base: PreTrainedModel, dtype: torch.dtype) -> None:
-    """Cast the outputs of embeddings that are trained in FP32 to `dtype`, which the frozen decoder layers expect."""
+def cast_embeddings(base: PreTrainedModel, dtype: torch.dtype) -> None:
+    """Cast the outputs of embeddings that are trained in FP32 to `dtype`, in which the decoder layers compute."""
     embeddings: Any = base.get_input_embeddings()
     if embeddings.weight.dtype != dtype:
         embeddings.register_forward_hook(lambda _module, _inputs, output: output.to(dtype))

@@ -76,7 +76,7 @@ def test_a_graph_is_released_after_its_last_replay(monkeypatch: pytest.MonkeyPat
     for name in ("synchronize", "empty_cache"):
         monkeypatch.setattr(torch.cuda, name, lambda *_given, name=name: calls.append(name))
     graph = SimpleNamespace(reset=lambda: calls.append("reset"))
-    steps = GraphedMicroSteps(lambda _batch, total: total, [], vocab_size=32)
+    steps = GraphedMicroSteps(lambda _batch, total: total, [], loss_chunk=8192)
     steps._captured = SimpleNamespace(sizes=Sizes(1, 1, 1), graph=graph, loss=torch.zeros(()))  # type: ignore[assignment]
     steps._release()
     assert calls == ["synchronize", "reset", "empty_cache"]
@@ -91,7 +91,7 @@ def test_kernels_are_launched_if_capturing_fails(capsys: pytest.CaptureFixture[s
         loss.backward()
         return loss.detach()
 
-    graphs = GraphedMicroSteps(micro_step, [weight], 64)
+    graphs = GraphedMicroSteps(micro_step, [weight], 8192)
     batch = make_batch((20, 12), 9)
     assert [float(graphs(batch, 3)) for _ in range(2)] == [9.0, 9.0]
     assert not graphs.is_active
@@ -131,7 +131,7 @@ def test_separate_gradients_accumulate(small: bool, monkeypatch: pytest.MonkeyPa
         loss.backward()
         return loss.detach()
 
-    graphs = GraphedMicroSteps(micro_step, [used, unused], 64)
+    graphs = GraphedMicroSteps(micro_step, [used, unused], 8192)
     graphs._keep_gradients()
     kept = used.grad
     for _ in range(2):
@@ -164,7 +164,7 @@ def test_replays_equal_kernel_launches(small: bool, monkeypatch: pytest.MonkeyPa
 
     batches = [make_batch((20, 12), 9), make_batch((32,), 30), make_batch((8, 8, 8, 8), 4), make_batch((32,), 0)]
     batches = [batch.to(torch.device("cuda")) for batch in batches]
-    graphs = GraphedMicroSteps(micro_step, parameters, 64)
+    graphs = GraphedMicroSteps(micro_step, parameters, 8192)
     graphs._chunk = 8
     ours = [graphs(batch, 10) for batch in batches]
     found = [parameter.grad.clone() for parameter in parameters if parameter.grad is not None]

@@ -183,3 +183,36 @@ def test_new_rows_replace_rows_of_the_head(kernel: LossKernel) -> None:
     head = LMHead(weight=case.weight.detach(), new_ids=ids, new_rows=rows)
     found = torch.autograd.grad(LOSSES[kernel](case.hidden, case.targets, head), (case.hidden, rows))
     torch.testing.assert_close(found, wanted)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "is_trained", "is_large"),
+    [
+        (torch.float32, True, True),
+        (torch.float32, False, False),
+        (torch.bfloat16, True, False),
+    ],
+    ids=["FP32", "frozen", "BF16"],
+)
+def test_only_a_head_that_is_trained_in_fp32_has_large_chunks(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, is_trained: bool, is_large: bool
+) -> None:
+    """Others would need memory that the plan does not count."""
+    asked: list[bool] = []
+
+    def record(_vocabulary: int, *, is_large: bool) -> int:
+        asked.append(is_large)
+        return 4
+
+    monkeypatch.setattr("launcher.training.model.loss.count_loss_chunk", record)
+    hidden, targets = torch.randn(6, FEATURES, dtype=torch.bfloat16, requires_grad=True), torch.zeros(6).long()
+    head = LMHead(weight=torch.randn(VOCABULARY, FEATURES, dtype=dtype, requires_grad=is_trained))
+    with torch.autocast("cpu", torch.bfloat16):
+        compute_summed_loss("chunked", hidden, targets, head).backward()
+    assert asked == [is_large]
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        compute_summed_loss("chunked", hidden, targets, head)
+    assert asked == [is_large, False]
+    with torch.autocast("cpu", enabled=False):
+        compute_summed_loss("chunked", hidden.to(dtype), targets, head).backward()
+    assert asked[-1] is False
