@@ -81,7 +81,7 @@ def make_candidates(
     else:
         offloads: tuple[Offload, ...] = ("none", "optimizer", "optimizer_and_parameters")
         candidates = tuple(Candidate(strategy, each) for each in offloads if _can_offload(strategy, each))
-    if context.lacks("deepspeed") or context.base.experts is not None or context.config.precision == "fp8":
+    if context.lacks("deepspeed") or context.base.experts is not None or _requests_fp8(context):
         candidates = tuple(each for each in candidates if each.strategy not in DEEPSPEED_STRATEGIES)
     return tuple(each for each in candidates if offload in ("auto", each.offload)) or candidates[:1]
 
@@ -148,7 +148,7 @@ def _check_combination(
             refuse(f"{strategy} cannot save {_FROZEN_TOWER} of {context.base.name}; use ddp, or adapter_type lora")
     if strategy in DEEPSPEED_STRATEGIES and context.base.experts is not None:
         refuse(f"{strategy} {_UNVERIFIED}; use ddp or fsdp2")
-    if strategy in DEEPSPEED_STRATEGIES and context.config.precision == "fp8" and context.config.adapter_type == "full":
+    if strategy in DEEPSPEED_STRATEGIES and _requests_fp8(context) and context.config.adapter_type == "full":
         refuse(f"{strategy} with precision fp8 has not been verified; use ddp or fsdp2")
     if offload in _OFFLOADS:
         for what in _list_offload_problems(context, strategy, quantization, optimizer):
@@ -161,6 +161,11 @@ def _check_combination(
         )
 
 
+def _requests_fp8(context: PlanContext) -> bool:
+    """Return whether FP8 is requested; the smoke profile does not use it."""
+    return context.config.precision == "fp8" and not context.is_smoke
+
+
 def _list_unshardable(context: PlanContext, optimizer: OptimizerName) -> list[tuple[str, str]]:
     """List what prevents sharding: each with its reason, and what to use instead."""
     config = context.config
@@ -168,7 +173,7 @@ def _list_unshardable(context: PlanContext, optimizer: OptimizerName) -> list[tu
         (optimizer in EIGHT_BIT_OPTIMIZERS, f"{optimizer}, which keeps its state per rank", "adamw_torch_fused"),
         (config.target_parameters, "target_parameters, which PEFT adds to whole weights", "ddp"),
         (
-            config.precision == "fp8" and config.adapter_type != "full",
+            _requests_fp8(context) and config.adapter_type != "full",
             "precision fp8: it would shard FP8 weights",
             "ddp, or precision bf16",
         ),
@@ -200,6 +205,8 @@ def _list_offload_problems(
             yield f"DeepSpeed, which offloads, cannot save {_FROZEN_TOWER} of {context.base.name}; use offload: none"
         if context.base.experts is not None:
             yield f"DeepSpeed, which offloads, {_UNVERIFIED}; use offload: none"
+        if _requests_fp8(context) and context.config.adapter_type == "full":
+            yield "DeepSpeed, which offloads, has not been verified with precision fp8; use offload: none"
 
 
 def _describe_automatic(context: PlanContext) -> str:

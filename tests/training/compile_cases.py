@@ -220,7 +220,7 @@ def compile_fp8_rope_backward(num_heads: int, num_kv_heads: int) -> None:
     query, key = (zeros(NUM_TOKENS, heads, 128, dtype=BF16) for heads in (num_heads, num_kv_heads))
     qkv, cos = zeros(NUM_TOKENS, width, dtype=BF16), zeros(NUM_TOKENS, 128, dtype=BF16)
     for norms in (None, (zeros(128, dtype=BF16), zeros(128, dtype=BF16))):
-        for unrounded in (None, fp8.UnroundedGrads.allocate(qkv, 128, has_norms=norms is not None)):
+        for unrounded in (None, fp8.UnroundedGrads.allocate(qkv, width, 128, has_norms=norms is not None)):
             fp8_triton.qk_norm_rope_backward((query, key, key), qkv, norms, cos, cos, 1e-6, zeros(width), unrounded)
 
 

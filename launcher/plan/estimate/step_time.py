@@ -20,7 +20,7 @@ _MATMUL_EFFICIENCY = 0.80
 # FP8 matmuls with LoRA's term, relative to BF16: 1.4 to 2.0 on an H200, by shape. The highest, because the kernels
 # around them move fewer bytes, too. Within 5 % of three trainings (0.6B with 16 and 2 sequences, 8B; 2026-11-19).
 _FP8_SPEEDUP = 2.0
-# The same for trained layers, whose gradients are written in BF16, too: 3.5 % below and 3 % above two trainings on an
+# The same for trained layers, whose gradients are written in BF16, too: 0.6 % below and 3 % above two trainings on an
 # H200 (full 0.6B and 1.7B, 2026-11-19).
 _FP8_TRAINED_SPEEDUP = 1.6
 # Fraction of the stated memory bandwidth that element-wise kernels reach.

@@ -21,6 +21,7 @@ from launcher.training.engine.chunked_adamw import ChunkedAdamW, OptimizerInBack
 from launcher.training.engine.collectives import all_reduce_gradients
 from launcher.training.engine.cuda_graph import GraphedMicroSteps
 from launcher.training.engine.optimizer import unwrap_optimizer
+from launcher.training.model.fp8_linear import use_unrounded_forward
 from launcher.training.model.packed_lm import PackedCausalLM
 
 
@@ -185,11 +186,11 @@ class Engine:
 
     @contextmanager
     def eval_mode(self) -> Iterator[None]:
-        """Put the model into evaluation mode, without gradients."""
+        """Put the model into evaluation mode, without gradients and without FP8 in layers that are trained in it."""
         self.model.eval()
         self.module.fused_lora.refresh()  # generation does not call this module
         try:
-            with torch.no_grad():
+            with torch.no_grad(), use_unrounded_forward():
                 yield
         finally:
             self.model.train()

@@ -180,11 +180,11 @@ class UnroundedGrads(NamedTuple):
     norms: Tensor | None  # of the weights of q_norm and k_norm: parts [parts, 2, head_dim] to be summed, fp32
 
     @staticmethod
-    def allocate(projected: Tensor, head_dim: int, *, has_norms: bool) -> UnroundedGrads:
-        """Return uninitialized buffers for gradients of projections like `projected`."""
-        num_parts = -(-len(projected) // TOKENS_PER_NORM_GRAD)
-        norms = projected.new_empty(num_parts, 2, head_dim, dtype=torch.float32) if has_norms else None
-        return UnroundedGrads(torch.empty_like(projected), norms)
+    def allocate(x: Tensor, num_features: int, head_dim: int, *, has_norms: bool) -> UnroundedGrads:
+        """Return uninitialized buffers for the gradients of projections of x."""
+        num_parts = -(-len(x) // TOKENS_PER_NORM_GRAD)
+        norms = x.new_empty(num_parts, 2, head_dim, dtype=torch.float32) if has_norms else None
+        return UnroundedGrads(x.new_empty(len(x), num_features), norms)
 
 
 def qk_norm_rope_backward(

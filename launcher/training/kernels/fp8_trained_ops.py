@@ -147,9 +147,7 @@ def qkv_backward(
     """Return dx, the stacked dW, the gradient of the bias, and those of the weights of q_norm and k_norm, in FP32."""
     rope = QKNormRope(None, q_norm, k_norm, cos, sin, eps)
     codes, scales = fp8.quantize_weights(weights)
-    unrounded = UnroundedGrads.allocate(
-        x.new_empty(len(x), len(scales)), cos.shape[1], has_norms=rope.norms is not None
-    )
+    unrounded = UnroundedGrads.allocate(x, len(scales), cos.shape[1], has_norms=rope.norms is not None)
     rows = fp8.qk_norm_rope_backward((query_grad, key_grad, value_grad), projected, rope, scales, unrounded)
     x_grad = _multiply_grad(rows, codes, x.dtype) if needs_input_grad else x.new_empty(0)
     empty = x.new_empty(0, dtype=torch.float32)

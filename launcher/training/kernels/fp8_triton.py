@@ -314,7 +314,7 @@ def qk_norm_rope_backward(
     num_kv_heads = grads[1].shape[1]
     codes, scales = _new_rows(cos, (num_heads + 2 * num_kv_heads) * head_dim)
     padded_heads = triton.next_power_of_2(num_heads)
-    tokens = 1 if unrounded is None else fp8.TOKENS_PER_NORM_GRAD
+    tokens = 1 if unrounded is None or unrounded.norms is None else fp8.TOKENS_PER_NORM_GRAD
     _qk_norm_rope_backward_kernel[(triton.cdiv(num_tokens, tokens),)](
         *grads,
         qkv,

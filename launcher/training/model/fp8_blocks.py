@@ -2,7 +2,7 @@
 
 The kernels of the activation, of its gradient and of RoPE's gradient write FP8 for the next matmul at once.
 `use_fp8_blocks` sets the `__class__` of a module to a subclass of (a mixin below, its own class). The family's own code
-still runs with a KV cache and in the reference forward.
+still runs with a KV cache, in evaluations and in the reference forward.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from launcher.training.kernels.elementwise import QKNormRope
 from launcher.training.kernels.fp8 import quantize_visibly
 from launcher.training.kernels.fp8_trained_ops import mlp, mlp_backward, qkv, qkv_backward
-from launcher.training.model.fp8_linear import Fp8Group, TrainedFp8Linear
+from launcher.training.model.fp8_linear import Fp8Group, TrainedFp8Linear, computes_unrounded
 from launcher.training.model.fused_lora.reference import is_reference_forward
 from launcher.training.model.known_blocks import (
     LAYERS,
@@ -97,7 +97,7 @@ class Fp8MLPBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the MLP's output."""
-        if is_reference_forward():
+        if is_reference_forward() or computes_unrounded():
             result: Tensor = super().forward(x)
             return result
         block: Any = self
@@ -126,7 +126,8 @@ class Fp8AttentionBlock(nn.Module):
         attention: Any = self
         backend = attention.config._attn_implementation
         is_supported = backend in ALL_ATTENTION_FUNCTIONS and position_embeddings[0].shape[-1] == attention.head_dim
-        if past_key_values is not None or not is_supported or is_reference_forward():
+        is_own = past_key_values is None and is_supported and not (is_reference_forward() or computes_unrounded())
+        if not is_own:
             result: tuple[Tensor, Tensor | None] = super().forward(
                 hidden_states, position_embeddings, attention_mask, past_key_values, **kwargs
             )
@@ -171,7 +172,7 @@ def _join_biases(group: Fp8Group) -> Tensor | None:
 
 @cache
 def _add_mixin(mixin: Any, family_class: Any) -> Any:
-    return type(f"{mixin.__name__.strip('_')}{family_class.__name__}", (mixin, family_class), {})
+    return type(f"{mixin.__name__}{family_class.__name__}", (mixin, family_class), {})
 
 
 def use_fp8_blocks(layers: list[nn.Module]) -> int:

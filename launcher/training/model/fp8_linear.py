@@ -7,6 +7,8 @@ families go further, see fp8_blocks.py.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,11 +72,31 @@ class Fp8Group:
         self.cached_outputs, self.cached_input, self.num_fetched = (), None, 0
 
 
+class _UnroundedForward:
+    is_active = False
+
+
+def computes_unrounded() -> bool:
+    """Return whether trained FP8 layers compute without FP8."""
+    return _UnroundedForward.is_active
+
+
+@contextmanager
+def use_unrounded_forward() -> Iterator[None]:
+    """Compute without FP8 inside the context, as the exported model does: for evaluations."""
+    was_active, _UnroundedForward.is_active = _UnroundedForward.is_active, True
+    try:
+        yield
+    finally:
+        _UnroundedForward.is_active = was_active
+
+
 def _round_weight(weight: Tensor) -> Tensor:
     """Return the weight after rounding to FP8, whose gradient passes to the weight unchanged."""
     with torch.no_grad():
-        rows = quantize_rows(weight)
-        difference = rows.codes.float() * rows.scales[:, None] - weight
+        exact = weight.float()  # a kernel must not get a tensor whose dtype verify/upcast.py disguises
+        rows = quantize_rows(exact)
+        difference = rows.codes.float() * rows.scales[:, None] - exact
     return weight + difference
 
 
@@ -82,7 +104,8 @@ class TrainedFp8Linear(nn.Linear):
     """A linear layer that computes the outputs of all layers with the same input together, in FP8.
 
     `use_fp8_linears` sets the `__class__` of a layer to this one: the module object, its parameters and their names
-    stay, and one compiled graph serves all decoder layers. The reference forward has the same weights, rounded to FP8.
+    stay, and one compiled graph serves all decoder layers. The reference forward has the same weights, rounded to FP8;
+    evaluations have those of the exported model.
     """
 
     fp8_group: Fp8Group
@@ -91,6 +114,8 @@ class TrainedFp8Linear(nn.Linear):
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  # nn.Linear's name
         """Return this layer's output; the first call with an input caches the outputs of all layers that share it."""
         x = input
+        if computes_unrounded():
+            return functional.linear(x, self.weight, self.bias)
         if is_reference_forward():
             return functional.linear(x, _round_weight(self.weight), self.bias)
         group = self.fp8_group

@@ -156,7 +156,7 @@ class PackedCausalLM(nn.Module):
             self.compile_decoder(plan.compile)
 
     def _use_fp8_layers(self, plan: Plan) -> None:
-        """Run trained linear layers in FP8, and keep the residual stream in the compute dtype, not in FP32."""
+        """Run trained linear layers in FP8. The residual stream is in the compute dtype, not in FP32."""
         dtype = DTYPES[plan.precision.compute_dtype]
         self.fp8_groups = use_fp8_linears(self.layers, dtype, compiled=plan.compile is not None)
         use_fp8_blocks(self.layers)

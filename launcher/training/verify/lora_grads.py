@@ -45,6 +45,8 @@ _TOLERANCES: dict[Dtype, float] = {"fp32": 1e-3, "bf16": 0.25, "fp16": 0.1}
 # for 36 (8B).
 _FP8_TOLERANCE = 0.4
 _FP8_TOLERANCE_RANDOM = 0.75
+_FP8_TOLERANCE_NORMS = 0.75  # of the weights of QK-norms, whose gradients are sums over tokens and heads
+_HEAD_NORMS = ("q_norm", "k_norm")
 _MAX_RATIO = 1.5  # of the distance from FP32, ours to PEFT's
 _MIN_ALLOWED = 2e-3  # half the rounding error of BF16
 _FP32_BYTES_PER_WEIGHT = 5  # copies of the weights are saved for the backward pass
@@ -108,7 +110,9 @@ def check_fp8_grads(plan: Plan, module: PackedCausalLM, file: PackFile, device: 
         if exact is None:
             with use_reference_forward():
                 exact = _compute_grads(module, batch)
-    return _check_fp8(plan, _largest_difference(grads, exact))
+    norms = [{kind: one[kind] for kind in _HEAD_NORMS if kind in one} for one in (grads, exact)]
+    matrices = [{kind: one[kind] for kind in one if kind not in _HEAD_NORMS} for one in (grads, exact)]
+    return _check_fp8(plan, _largest_difference(*matrices), _largest_difference(*norms) if norms[1] else 0.0)
 
 
 def _select_batch(plan: Plan, file: PackFile, device: torch.device) -> PackedBatch:
@@ -123,10 +127,13 @@ def _select_batch(plan: Plan, file: PackFile, device: torch.device) -> PackedBat
     return collate_documents(documents, plan).to(device)
 
 
-def _check_fp8(plan: Plan, difference: float) -> float:
+def _check_fp8(plan: Plan, difference: float, norms: float = 0.0) -> float:
+    """Return the difference from FP32; raise RunFailedError if it, or that of the QK-norms' weights, is too large."""
     allowed = _FP8_TOLERANCE_RANDOM if plan.random_weights else _FP8_TOLERANCE
-    if difference <= allowed:  # false for NaN
+    if difference <= allowed and norms <= _FP8_TOLERANCE_NORMS:  # false for NaN
         return difference
+    if difference <= allowed:
+        difference, allowed = norms, _FP8_TOLERANCE_NORMS
     raise RunFailedError(
         f"with FP8, gradients differ from FP32 by {difference:.1e} (relative), more than {allowed:g}",
         hint="this base needs more precision: --precision bf16",
@@ -182,7 +189,7 @@ def _compute_grads(module: PackedCausalLM, batch: PackedBatch) -> _Grads:
 
 
 def _list_checked(module: PackedCausalLM) -> list[tuple[str, Tensor]]:
-    """Return kind and parameter of LoRA's matrices; or of FP8 weights in the middle and the last layer.
+    """Return kind and parameter of LoRA's matrices; or of FP8 weights and QK-norms in the middle and the last layer.
 
     In the first layers 16 bits alone can be far from FP32: 97 % for Qwen2.5-Coder-1.5B, whose first layer has scores of
     thousands (BF16 emulated on a CPU; FP8 38 %, and at most 13 % in the middle and last layer).
@@ -193,10 +200,10 @@ def _list_checked(module: PackedCausalLM) -> list[tuple[str, Tensor]]:
     layers = module.layers
     chosen = [layers[index] for index in sorted({len(layers) // 2, len(layers) - 1})]
     return [
-        (name.rpartition(".")[2], linear.weight)
+        (name.rpartition(".")[2], module.weight)
         for layer in chosen
-        for name, linear in layer.named_modules()
-        if isinstance(linear, TrainedFp8Linear)
+        for name, module in layer.named_modules()
+        if isinstance(module, TrainedFp8Linear) or name.rpartition(".")[2] in _HEAD_NORMS
     ]
 
 

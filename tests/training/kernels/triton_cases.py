@@ -351,7 +351,8 @@ def _compare_rope_backward(
     q_norm, k_norm = (torch.randn(32), torch.randn(32)) if normed else (None, None)
     rope = QKNormRope(None, q_norm, k_norm, cos, sin, 1e-5)
     unrounded, kept = (
-        UnroundedGrads.allocate(torch.empty_like(qkv, device=where), 32, has_norms=normed) for where in ("cpu", device)
+        UnroundedGrads.allocate(torch.empty_like(qkv, device=where), qkv.shape[1], 32, has_norms=normed)
+        for where in ("cpu", device)
     )
     expected = fp8.qk_norm_rope_backward(grads, qkv, rope, factors, unrounded)
     norms = None if rope.norms is None else (rope.norms[0].to(device), rope.norms[1].to(device))

@@ -19,12 +19,14 @@ from launcher.plan.model import CompilePlan, Plan
 from launcher.training.build import build_run
 from launcher.training.engine.accelerator import build_accelerator
 from launcher.training.engine.run import TrainingRun
-from launcher.training.kernels import fp8, fp8_trained_ops
+from launcher.training.kernels import elementwise, fp8, fp8_trained_ops
+from launcher.training.model import fp8_linear
 from launcher.training.model.compile_checkpoint import prepare_layers
 from launcher.training.model.fp8_blocks import use_fp8_blocks
 from launcher.training.model.fp8_linear import Fp8Group, TrainedFp8Linear, use_fp8_linears
 from launcher.training.model.fused_lora.reference import use_reference_forward
 from launcher.training.verify.packing import PackingCheck
+from launcher.training.verify.upcast import Upcast
 from tests.training.builders import SIZES, adapt, reset_accelerate, vary, write_base
 from tests.training.model.test_fused_lora_linear import SIZES as MODEL_SIZES
 from tests.training.model.test_fused_lora_linear import check_same, compute, make_config
@@ -114,12 +116,13 @@ def test_rounding_changes_gradients_by_a_few_percent(family: str) -> None:
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 @pytest.mark.parametrize("checkpointing", ["none", "full"])
+@pytest.mark.parametrize("with_blocks", [True, False])
 @pytest.mark.parametrize("family", ["qwen3", "llama"])
-def test_compiled_layers_round_the_same(family: str, checkpointing: Any, backend: str) -> None:
+def test_compiled_layers_round_the_same(family: str, with_blocks: bool, checkpointing: Any, backend: str) -> None:
     torch._dynamo.reset()
     counters.clear()
     model = make_model(family)
-    change(model, compiled=True)
+    change(model, with_blocks=with_blocks, compiled=True)
     expected = compute(model)
     layers = list(model.model.layers)
     prepare_layers(layers, checkpointing, CompilePlan(scope="layer", backend=backend, mode=None))
@@ -169,6 +172,41 @@ def test_without_fp8_nothing_is_changed(plan: Plan, store: Store, tmp_path: Path
 
 def _scaled(function: Callable[..., Any], factor: float) -> Callable[..., Any]:
     return lambda *args: function(*args) * factor
+
+
+def test_wrong_gradients_of_norms_end_the_run(
+    plan: Plan, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrong = _scaled(elementwise.qk_norm_weight_grads, 2.0)
+    monkeypatch.setattr(elementwise, "qk_norm_weight_grads", wrong)
+    with pytest.raises(RunFailedError, match=r"with FP8, gradients differ from FP32 .* more than 0\.75"):
+        build_checked_run(plan, store, tmp_path)
+
+
+def test_evaluations_compute_as_the_exported_model_does(plan: Plan, store: Store, tmp_path: Path) -> None:
+    run, _ = build_checked_run(plan, store, tmp_path)
+    reset_accelerate()
+    plain, _ = build_checked_run(plan, store, tmp_path, {})
+    batch, losses = run.batches()[0], []
+    for one in (run, plain):
+        with one.engine.eval_mode():
+            losses.append(float(one.engine.module(batch)))
+    assert losses[0] == losses[1]
+    assert float(run.engine.module(batch).detach()) != losses[0]
+
+
+def test_the_reference_rounds_the_real_values_of_16_bit_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Triton kernel would take the dtype that Upcast shows for that of the data."""
+    weight, dtypes = torch.randn(4, 16, dtype=torch.bfloat16), list[int]()
+
+    def record(x: Tensor) -> fp8.Fp8Rows:
+        dtypes.append(x.untyped_storage().nbytes() // x.numel())
+        return fp8.quantize_rows(x)
+
+    monkeypatch.setattr(fp8_linear, "quantize_rows", record)
+    with Upcast():
+        fp8_linear._round_weight(weight)
+    assert dtypes == [4]
 
 
 @pytest.mark.parametrize("wrong", ["_multiply", "_multiply_grad", "_weight_grad"])

@@ -1,4 +1,4 @@
-"""Frozen bases in FP8: what the plan predicts, and what it refuses."""
+"""FP8 for frozen bases and for full fine-tuning: what the plan predicts, and what it refuses."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ from typing import Any
 
 import pytest
 
+from launcher.core.choices import Strategy
 from launcher.core.errors import InputError
 from launcher.plan.estimate.memory import estimate_memory
+from launcher.plan.estimate.memory.recipe import explain_layer_path
 from launcher.plan.estimator_inputs import recipe_from_plan
 from tests.conftest import WriteManifest
 from tests.unit.plan.conftest import decision, plan_for
 
 FP8 = {"precision": "fp8"}
+FULL = {**FP8, "adapter_type": "full"}
 
 
 def test_weights_need_half_the_memory() -> None:
@@ -61,6 +64,79 @@ def test_memory_of_runs_on_an_h200(size: str, rows: int, measured: float) -> Non
     plan = plan_for(gpu="h200", base=f"Qwen/Qwen3-{size}", config=config)
     assert plan.batch.micro_batch_size == rows
     assert plan.memory.allocated_bytes / 2**30 == pytest.approx(measured, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("size", "rows", "gib", "tokens_per_second"), [("0.6B", 16, 44.15, 137_672), ("1.7B", 8, 53.71, 58_520)]
+)
+def test_full_fine_tuning_on_an_h200(size: str, rows: int, gib: float, tokens_per_second: float) -> None:
+    """By `python benchmarks/training.py measure --cases fp8` on 2026-11-19, with smaller chunks of the loss."""
+    config = {
+        **FULL,
+        "batch_size": rows,
+        "gradient_accumulation_steps": 1,
+        "max_seq_length": 2048,
+        "loss_on": "all",
+        "torch_compile": True,
+        "optim": "adamw_torch_fused",
+    }
+    plan = plan_for(gpu="h200", base=f"Qwen/Qwen3-{size}", config=config)
+    assert plan.batch.micro_batch_size == rows
+    assert plan.memory.allocated_bytes / 2**30 == pytest.approx(gib, rel=0.03)
+    assert plan.speed.tokens_per_second == pytest.approx(tokens_per_second, rel=0.05)
+
+
+def test_full_fine_tuning_multiplies_layers_in_fp8() -> None:
+    fp8, bf16 = (plan_for(gpu="h200", config=config) for config in (FULL, {"adapter_type": "full"}))
+    assert (fp8.precision.fp8_layers, fp8.precision.fp8_base) == (True, False)
+    assert (fp8.precision.trainable_dtype, fp8.precision.compute_dtype) == ("fp32", "bf16")
+    assert decision(fp8, "precision").startswith("FP8 layers, BF16")
+    assert decision(fp8, "layers").startswith("blocks")
+    assert fp8.speed.tokens_per_second is not None
+    assert bf16.speed.tokens_per_second is not None
+    assert fp8.speed.tokens_per_second > 1.1 * bf16.speed.tokens_per_second
+    weights = [next(term.num_bytes for term in plan.memory.terms if term.name == "weights") for plan in (fp8, bf16)]
+    assert weights[0] == weights[1]
+    assert not plan_for(gpu="h200", profile="smoke", config=FULL).precision.uses_fp8
+
+
+@pytest.mark.parametrize(("model_type", "path"), [("phi3", "MLP"), ("qwen2", "blocks"), ("olmo2", "matmuls")])
+def test_path_of_the_layers(model_type: str, path: str) -> None:
+    plan = plan_for(gpu="h200", config=FULL)
+    shape = plan.base.model_copy(update={"model_type": model_type})
+    assert explain_layer_path(shape, recipe_from_plan(plan))[0] == path
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+def test_full_fine_tuning_runs_on_several_gpus(strategy: Strategy) -> None:
+    plan = plan_for(gpu="h200", gpus=4, strategy=strategy, config=FULL)
+    assert plan.precision.fp8_layers
+    assert plan.strategy == strategy
+    assert plan_for(gpu="h200", gpus=4, config=FULL).strategy in ("ddp", "fsdp2")
+
+
+@pytest.mark.parametrize("strategy", ["zero1", "zero2", "zero3"])
+def test_deepspeed_is_refused(strategy: Strategy) -> None:
+    with pytest.raises(InputError) as error:
+        plan_for(gpu="h200", gpus=4, strategy=strategy, config=FULL)
+    assert f"{strategy} with precision fp8 has not been verified" in str(error.value.problems)
+
+
+@pytest.mark.parametrize("offload", ["optimizer", "optimizer_and_parameters"])
+def test_offloading_is_refused(offload: str) -> None:
+    with pytest.raises(InputError) as error:
+        plan_for(gpu="h200", config={**FULL, "offload": offload})
+    assert "has not been verified with precision fp8; use offload: none" in str(error.value.problems)
+
+
+def test_the_smoke_profile_shards_and_offloads_as_without_fp8() -> None:
+    for config in ({"strategy": "zero2"}, {"offload": "optimizer"}):
+        plans = [
+            plan_for(gpu="h200", gpus=2, profile="smoke", config={**config, **more})
+            for more in (FULL, {"adapter_type": "full"})
+        ]
+        assert plans[0].strategy == plans[1].strategy
+        assert plans[0].offload == plans[1].offload
 
 
 def test_fused_ops_save_their_inputs_in_fp8() -> None:
