@@ -42,9 +42,11 @@ def test_settings_that_the_manifest_keeps_are_unavailable() -> None:
     assert {stage.key for stage in list_stages(plan) if stage.unavailable} == {"packing", "optimizer"}
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp8"])
-def test_only_the_last_stage_has_a_base_in_fp8(precision: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    plan = make_plan("h100", f"training.config.precision={precision}")
+@pytest.mark.parametrize(("precision", "adapter"), [("bf16", "lora"), ("fp8", "lora"), ("fp8", "full")])
+def test_only_the_last_stage_is_in_fp8(
+    precision: str, adapter: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    plan = make_plan("h100", f"training.config.precision={precision}", f"training.config.adapter_type={adapter}")
     measurements = list_measurements((), in_fp8=plan.precision.uses_fp8)
     in_fp8 = {each.title: each.in_fp8 for each in measurements if not each.unavailable}
     expected = ["the launcher's own loop, in FP8"] if precision == "fp8" else []

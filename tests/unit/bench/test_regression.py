@@ -71,8 +71,10 @@ def test_without_a_gpu_some_settings_have_no_effect() -> None:
     }
 
 
-def test_fp8_is_compared_with_bf16() -> None:
-    pair = make_pair(gpu="h200", overrides=("training.config.precision=fp8",))
+@pytest.mark.parametrize("adapter", ["lora", "full"])
+def test_fp8_is_compared_with_bf16(adapter: str) -> None:
+    overrides = "training.config.precision=fp8", f"training.config.adapter_type={adapter}"
+    pair = make_pair(gpu="h200", overrides=overrides)
     precision = next(setting for setting in pair.settings if setting.name == "precision")
     assert (precision.old, precision.new) == ("bf16", "fp8")
     assert pair.old.plan.precision.trainable_dtype == pair.new.plan.precision.trainable_dtype
