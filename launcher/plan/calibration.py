@@ -138,7 +138,8 @@ def make_family(shape: ModelShape, recipe: Recipe) -> RunFamily:
     return RunFamily(
         size_class=next(name for limit, name in _SIZE_CLASSES if shape.num_parameters < limit)
         + ("" if shape.experts is None else ", experts")
-        + (", BF16 weights" if recipe.adapter == "full" and recipe.trainable_dtype == "bf16" else ""),
+        + (", BF16 weights" if recipe.adapter == "full" and recipe.trainable_dtype == "bf16" else "")
+        + (", FP8" if recipe.fp8_base or recipe.fp8_layers else ""),
         adapter=recipe.adapter,
         quantization=recipe.quantization,
         checkpointing=recipe.checkpointing,

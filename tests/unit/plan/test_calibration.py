@@ -286,3 +286,14 @@ def test_size_classes_tell_the_catalogue_apart() -> None:
     small, large = (plan_for(gpu="h200", base=f"Qwen/Qwen3-{size}") for size in ("0.6B", "8B"))
     names = [make_family(plan.base, recipe_from_plan(plan)).size_class for plan in (small, large)]
     assert names == ["under 1B", "6B to 12B"]
+
+
+@pytest.mark.parametrize("field", ["fp8_base", "fp8_layers"])
+def test_runs_in_fp8_do_not_correct_those_in_bf16(field: str) -> None:
+    plan = plan_for(gpu="h200")
+    in_fp8 = plan.model_copy(update={"precision": plan.precision.model_copy(update={field: True})})
+    known, estimated = make_calibration([seen_of(in_fp8, 1, memory=1.5)]), estimate_plan_memory(plan).allocated_bytes
+    families = [make_family(one.base, recipe_from_plan(one)) for one in (in_fp8, plan)]
+    assert [family.size_class for family in families] == ["under 1B, FP8", "under 1B"]
+    found = [compute_memory_correction(known, family, estimated) is not None for family in families]
+    assert found == [True, False]
