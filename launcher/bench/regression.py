@@ -76,7 +76,7 @@ _OLD_SETTINGS = (
         name="precision",
         key="precision",
         value="bf16",
-        describe=lambda plan: "fp8" if plan.precision.uses_fp8 else plan.precision.compute_dtype,
+        describe=lambda plan: plan.precision.name,
         reason="FP8 must be as good as BF16",
     ),
     _OldSetting(

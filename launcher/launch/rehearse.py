@@ -217,7 +217,7 @@ def _explain_replaced(cluster: Plan, planned: Plan) -> Iterator[str]:
     if cluster.quantization is not None:
         yield f"{cluster.quantization.kind} weights are rehearsed unquantized: bitsandbytes needs a CUDA GPU"
     pairs = {
-        "precision": (cluster.precision.compute_dtype, planned.precision.compute_dtype),
+        "precision": (cluster.precision.name, planned.precision.name),
         "attention": (cluster.attention.backend, planned.attention.backend),
         "loss": (cluster.loss_kernel, planned.loss_kernel),
         "optimizer": (cluster.optimizer.name, planned.optimizer.name),

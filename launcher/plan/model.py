@@ -61,6 +61,11 @@ class PrecisionPlan(Frozen):
         return self.fp8_base or self.fp8_layers
 
     @property
+    def name(self) -> str:
+        """Return the value of the manifest's key `precision` that requests this: fp8, or the compute dtype."""
+        return "fp8" if self.uses_fp8 else self.compute_dtype
+
+    @property
     def mixed_precision(self) -> Literal["bf16", "fp16", "no"]:
         """Return the value of accelerate's `mixed_precision`."""
         return "no" if self.compute_dtype == "fp32" else self.compute_dtype

@@ -216,7 +216,7 @@ def make_config(plan: Plan, manifest: object, outcome: Outcome | None = None) ->
         "adapter": plan.adapter.kind,
         "rank": plan.adapter.rank,
         "quantization": plan.quantization_kind,
-        "precision": plan.precision.compute_dtype,
+        "precision": plan.precision.name,
         "attention": plan.attention.backend,
         "loss_kernel": plan.loss_kernel,
         "optimizer": plan.optimizer.name,

@@ -198,7 +198,7 @@ def _collect_traits(plan: Plan, outcome: Outcome | None, columns: Mapping[str, C
         sequence_length=plan.batch.sequence_length,
         loss_on=plan.loss_on,
         held_out=(plan.data.validation_path or "cut from the training rows") if evaluates else "none",
-        precision=plan.precision.compute_dtype + ("" if kind == "none" else f", base in {kind}"),
+        precision=plan.precision.name + ("" if kind == "none" else f", base in {kind}"),
         seed=schedule.seed,
         random_weights=plan.random_weights,
         card=None if gpu is None else gpu.title,

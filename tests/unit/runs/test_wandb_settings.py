@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from launcher.analysis.compare.load_run import _collect_traits
 from launcher.core.run_paths import RunPaths
 from launcher.request.arguments import add_request_arguments, make_request
 from launcher.request.request import Request, plan_request
@@ -123,6 +124,18 @@ def test_ids_are_unique_and_the_trace_can_be_loaded(tmp_path: Path) -> None:
 def test_id_is_valid_whatever_the_directory_is_called(name: str, start: str) -> None:
     made = make_id(name)
     assert re.fullmatch(rf"{re.escape(start)}[0-9a-f]{{8}}", made)
+
+
+@pytest.mark.parametrize("adapter", ["lora", "full"])
+def test_runs_in_fp8_can_be_told_from_those_in_bf16(adapter: str) -> None:
+    """By the columns of W&B and by the traits that `launcher compare` compares."""
+    overrides = [f"training.config.adapter_type={adapter}", "training.config.precision="]
+    plans = [
+        plan_request(Request(expert="neo4j", gpu="h200", overrides=(overrides[0], overrides[1] + value))).plan
+        for value in ("fp8", "bf16")
+    ]
+    assert [make_config(plan, {})["precision"] for plan in plans] == ["fp8", "bf16"]
+    assert [_collect_traits(plan, None, {}).precision for plan in plans] == ["fp8", "bf16"]
 
 
 def test_config_has_flat_keys_and_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
