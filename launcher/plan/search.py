@@ -28,6 +28,7 @@ from launcher.plan.estimate.step_time import (
     estimate_launch_seconds,
     estimate_offload_seconds,
     estimate_seconds_per_token,
+    estimate_update_seconds,
     overlap_launch,
 )
 from launcher.plan.estimator_inputs import make_workload
@@ -261,16 +262,19 @@ def split_step_seconds(inputs: SearchInputs, layout: Layout) -> tuple[float, flo
     time, weights = estimate_time(inputs, layout), inputs.exchange.weight_bytes
     steps = _count_filled_steps(inputs, layout)
     waiting = time.waiting_seconds + estimate_offload_seconds(layout.offload, steps, weights, inputs.gradient_bytes)
-    waiting += _estimate_chunked_seconds(inputs, layout)
+    waiting += _estimate_update_seconds(inputs, layout)
     return time.compute_seconds / steps, waiting
 
 
-def _estimate_chunked_seconds(inputs: SearchInputs, layout: Layout) -> float:
-    """Return the seconds of a chunked weight update, with copies of moments in CPU memory; 0 without chunks."""
+def _estimate_update_seconds(inputs: SearchInputs, layout: Layout) -> float:
+    """Return the seconds of a weight update on the GPU, with copies of paged moments; 0 if the CPU does it."""
     recipe, gpu = inputs.recipe, inputs.hardware.gpu
-    is_paged = recipe.optimizer == "paged_adamw_8bit"
-    if gpu is None or not (recipe.trainable_dtype == "bf16" or recipe.optimizer_in_bwd or is_paged):
+    if gpu is None or layout.offload != "none":
         return 0.0
+    is_paged = recipe.optimizer == "paged_adamw_8bit"
+    if not (recipe.trainable_dtype == "bf16" or recipe.optimizer_in_bwd or is_paged):
+        is_sharded = layout.strategy not in ("single", "ddp")
+        return estimate_update_seconds(gpu, inputs.num_trained / (inputs.hardware.num_ranks if is_sharded else 1))
     paged_bytes = estimate_layout_memory(inputs, layout).host_bytes if is_paged else 0
     return estimate_chunked_update_seconds(gpu, inputs.num_trained, paged_bytes)
 

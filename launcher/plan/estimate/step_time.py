@@ -18,15 +18,14 @@ from launcher.hardware.model import Gpu
 # Fraction of the stated peak that large BF16 matmuls reach; 788 of 989 TFLOPS for one 8,192-cubed matmul on an H200.
 _MATMUL_EFFICIENCY = 0.80
 # FP8 matmuls with LoRA's term, relative to BF16: 1.4 to 2.0 on an H200, by shape. The highest, because the kernels
-# around them move fewer bytes, too. Within 5 % of three trainings (0.6B with 16 and 2 sequences, 8B; 2026-11-19).
+# around them move fewer bytes, too. Within 5 % of three trainings (0.6B with 16 and 2 sequences, 8B; 2026-11-19), and
+# within 1 % of two full ones (0.6B, 1.7B).
 _FP8_SPEEDUP = 2.0
-# The same for trained layers, whose gradients are written in BF16, too: 0.6 % below and 3 % above two trainings on an
-# H200 (full 0.6B and 1.7B, 2026-11-19).
-_FP8_TRAINED_SPEEDUP = 1.6
 # Fraction of the stated memory bandwidth that element-wise kernels reach.
 _BANDWIDTH_EFFICIENCY = 0.8
 # Bytes moved per token, layer and feature (in + out of every matrix), forward and backward, in 16-bit precision.
 _TRAFFIC_COMPILED = 30.0
+_TRAFFIC_COMPILED_FULL = 23.0  # without an adapter
 _TRAFFIC_FUSED = 20.5  # attention and MLP blocks are fused ops; 19 (0.6B) to 23 (8B) with our own attention
 _TRAFFIC_FUSED_EAGER = 22.0  # 21.5 (0.6B) to 24.5 (8B)
 _TRAFFIC_EAGER = 84.0
@@ -65,6 +64,9 @@ _HOST_LINK_GB_PER_SECOND = 16.0
 # Share of the nominal bandwidth that copies of moments reach, with the gaps between chunks. From one run on an H200
 # (2026-11-18): 8B with paged moments, 2,721 tokens/s.
 _HOST_COPY_EFFICIENCY = 0.7
+# Bytes that an update of FP32 weights moves per weight on the GPU: norm and clipping of gradients (12), moments and
+# weights (28), zeroed gradients (4), casts (8). Counted.
+_UPDATE_BYTES = 52
 # Bytes that training/engine/chunked_adamw.py moves per weight on the GPU: FP32 copies, moments, rounding. Counted.
 _CHUNKED_UPDATE_BYTES = 64
 # Parameters per second that AdamW updates on a CPU: memory-bound, about 28 bytes per parameter. Assumed.
@@ -125,10 +127,8 @@ def estimate_seconds_per_token(gpu: Gpu, workload: Workload) -> float | None:
     flops = compute_flops_per_token(workload) + _count_layer_flops(workload, workload.repeated_modules)
     if workload.fp8_base or workload.fp8_layers:
         layers = _count_layer_flops(workload) + _count_layer_flops(workload, workload.repeated_modules)
-        if workload.fp8_layers:  # a third of the FLOPs is the weights' gradients
-            flops -= layers * 2 / 3 * (1 - 1 / _FP8_TRAINED_SPEEDUP)
-        else:
-            flops -= layers * (1 - 1 / _FP8_SPEEDUP)
+        in_fp8 = 2 / 3 if workload.fp8_layers else 1.0  # the rest is the gradients of weights
+        flops -= layers * in_fp8 * (1 - 1 / _FP8_SPEEDUP)
     matmul_seconds = flops * (1 + recomputed * forward_share) / (peak * TERA * _MATMUL_EFFICIENCY)
     traffic_bytes = _count_traffic_bytes(workload) * (1 + recomputed / 3)
     return matmul_seconds + traffic_bytes / (gpu.memory_gb_per_second * 1e9 * _BANDWIDTH_EFFICIENCY)
@@ -181,7 +181,8 @@ def _count_traffic_bytes(workload: Workload) -> float:
     if (experts := workload.shape.experts) is not None:
         features += experts.num_active * (2 * experts.hidden_size + 3 * experts.intermediate_size)
     is_fused = _uses_fused_layers(workload)
-    per_feature = _TRAFFIC_COMPILED if workload.compiled else _TRAFFIC_EAGER
+    compiled = _TRAFFIC_COMPILED_FULL if workload.adapter == "full" else _TRAFFIC_COMPILED
+    per_feature = compiled if workload.compiled else _TRAFFIC_EAGER
     if is_fused:
         per_feature = _TRAFFIC_FUSED if workload.compiled else _TRAFFIC_FUSED_EAGER
         per_feature *= _DROPOUT_TRAFFIC_FUSED[bool(workload.repeated_modules)] if workload.has_dropout else 1.0
@@ -217,6 +218,11 @@ def estimate_offload_seconds(
         moved += 2 * weight_bytes * num_micro_steps
     num_parameters = gradient_bytes / 4
     return moved / (_HOST_LINK_GB_PER_SECOND * 1e9) + num_parameters / _HOST_ADAM_PER_SECOND
+
+
+def estimate_update_seconds(gpu: Gpu, num_trained: float) -> float:
+    """Estimate the time of a weight update in FP32 by the GPU."""
+    return num_trained * _UPDATE_BYTES / (gpu.memory_gb_per_second * 1e9 * _BANDWIDTH_EFFICIENCY)
 
 
 def estimate_chunked_update_seconds(gpu: Gpu, num_trained: float, paged_bytes: float) -> float:

@@ -20,6 +20,7 @@ from launcher.plan.estimate.step_time import (
     estimate_launch_seconds,
     estimate_offload_seconds,
     estimate_seconds_per_token,
+    estimate_update_seconds,
     overlap_launch,
 )
 from tests.conftest import ROOT
@@ -58,6 +59,8 @@ def predicted_tokens_per_second(record: dict[str, Any]) -> float:
     assert per_token is not None
     launching = 0.0 if record.get("graphed") else estimate_launch_seconds(work)
     fixed = MICRO_STEP_SECONDS + estimate_dequantize_seconds(lookup_gpu("h200"), work)
+    if work.adapter == "full":
+        fixed += estimate_update_seconds(lookup_gpu("h200"), work.shape.num_parameters)
     return float(tokens / (fixed + overlap_launch(tokens * per_token, launching)))
 
 
