@@ -127,7 +127,7 @@ def test_id_is_valid_whatever_the_directory_is_called(name: str, start: str) -> 
 
 
 @pytest.mark.parametrize("adapter", ["lora", "full"])
-def test_runs_in_fp8_can_be_told_from_those_in_bf16(adapter: str) -> None:
+def test_runs_in_fp8_are_called_so(adapter: str) -> None:
     """By the columns of W&B and by the traits that `launcher compare` compares."""
     overrides = [f"training.config.adapter_type={adapter}", "training.config.precision="]
     plans = [
