@@ -191,8 +191,8 @@ def _compute_grads(module: PackedCausalLM, batch: PackedBatch) -> _Grads:
 def _list_checked(module: PackedCausalLM) -> list[tuple[str, Tensor]]:
     """Return kind and parameter of LoRA's matrices; or of FP8 weights and QK-norms in the middle and the last layer.
 
-    In the first layers 16 bits alone can be far from FP32: 97 % for Qwen2.5-Coder-1.5B, whose first layer has scores of
-    thousands (BF16 emulated on a CPU; FP8 38 %, and at most 13 % in the middle and last layer).
+    In the first layer 16 bits alone can be far from FP32: 33 % for Qwen2.5-Coder-1.5B, whose scores reach thousands
+    (FP8: 54 %; at most 18 % in the middle and last layer; emulated by benchmarks/fp8_gradients.py).
     """
     if not module.fp8_groups:
         trained = ((name, one) for name, one in module.named_parameters() if one.requires_grad and ".lora_" in name)
