@@ -7,12 +7,10 @@ still runs with a KV cache, in evaluations and in the reference forward.
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from launcher.training.kernels.elementwise import QKNormRope
 from launcher.training.kernels.fp8 import quantize_visibly
@@ -21,6 +19,9 @@ from launcher.training.model.fp8_linear import Fp8Group, TrainedFp8Linear, compu
 from launcher.training.model.fused_lora.reference import is_reference_forward
 from launcher.training.model.known_blocks import (
     LAYERS,
+    AttentionBlock,
+    add_mixin,
+    concat_biases,
     find_gelu,
     find_score_options,
     get_norm_weight,
@@ -107,72 +108,28 @@ class Fp8MLPBlock(nn.Module):
         return y.unflatten(0, x.shape[:-1])
 
 
-class Fp8AttentionBlock(nn.Module):
+class Fp8AttentionBlock(AttentionBlock):
     """Mixin that runs the projections of an attention module with QK-norm and RoPE as one op."""
 
     fp8_projections: Fp8Group
-    score_options: dict[str, Any]  # what the family passes to its attention function, besides the scaling
-    has_rope: bool
 
-    def forward(
-        self,
-        hidden_states: Tensor,
-        position_embeddings: tuple[Tensor, Tensor],
-        attention_mask: Tensor | None = None,
-        past_key_values: Any = None,
-        **kwargs: Any,
-    ) -> tuple[Tensor, Tensor | None]:
-        """Return the attention's output, and its probabilities if the backend computes them."""
+    def _compute_heads(self, hidden_states: Tensor, cos_sin: tuple[Tensor, Tensor]) -> tuple[Tensor, ...] | None:
+        if is_reference_forward() or computes_unrounded():
+            return None
         attention: Any = self
-        backend = attention.config._attn_implementation
-        is_supported = backend in ALL_ATTENTION_FUNCTIONS and position_embeddings[0].shape[-1] == attention.head_dim
-        is_own = past_key_values is None and is_supported and not (is_reference_forward() or computes_unrounded())
-        if not is_own:
-            result: tuple[Tensor, Tensor | None] = super().forward(
-                hidden_states, position_embeddings, attention_mask, past_key_values, **kwargs
-            )
-            return result
-        shape = hidden_states.shape[:-1]
-        heads = self._compute_qkv(hidden_states, position_embeddings)
-        query, key, value = (one.unflatten(0, shape).transpose(1, 2) for one in heads)
-        attend, kwargs = ALL_ATTENTION_FUNCTIONS[backend], {**kwargs, **self.score_options}
-        out, probs = attend(self, query, key, value, attention_mask, scaling=attention.scaling, **kwargs)
-        return attention.o_proj(out.reshape(*shape, -1).contiguous()), probs
-
-    def _compute_qkv(self, hidden_states: Tensor, cos_sin: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        attention: Any = self
-        group, shape, head_dim = self.fp8_projections, hidden_states.shape[:-1], attention.head_dim
-        if not self.has_rope:
-            cos_sin = torch.ones_like(cos_sin[0]), torch.zeros_like(cos_sin[1])
+        group = self.fp8_projections
         norms = [get_norm_weight(getattr(attention, name)) for name in ("q_norm", "k_norm") if hasattr(attention, name)]
         with torch.autocast(hidden_states.device.type, enabled=False):
-            result: tuple[Tensor, Tensor, Tensor] = _Fp8QKV.apply(
+            result: tuple[Tensor, ...] = _Fp8QKV.apply(
                 hidden_states.flatten(0, -2).to(group.compute_dtype),
-                _join_biases(group),
+                concat_biases(group.members),
                 *(norms or (None, None)),
-                tuple(one.expand(*shape, head_dim).reshape(-1, head_dim) for one in cos_sin),
+                cos_sin,
                 attention.config.rms_norm_eps,
-                tuple(member.out_features // head_dim for member in group.members[:2]),
+                tuple(member.out_features // attention.head_dim for member in group.members[:2]),
                 *group.weights,
             )
         return result
-
-
-def _join_biases(group: Fp8Group) -> Tensor | None:
-    biases = [member.bias for member in group.members]
-    if all(bias is None for bias in biases):
-        return None
-    return torch.cat(
-        [
-            member.weight.new_zeros(member.out_features) if bias is None else bias
-            for member, bias in zip(group.members, biases, strict=True)
-        ]
-    )
-
-
-@cache
-def _add_mixin(mixin: Any, family_class: Any) -> Any:
-    return type(f"{mixin.__name__}{family_class.__name__}", (mixin, family_class), {})
 
 
 def use_fp8_blocks(layers: list[nn.Module]) -> int:
@@ -187,14 +144,14 @@ def use_fp8_blocks(layers: list[nn.Module]) -> int:
         if projections is not None:
             attention.score_options = find_score_options(attention)
             attention.has_rope = bool(getattr(attention, "use_rope", True))  # SmolLM3 rotates in some layers only
-            attention.__class__ = _add_mixin(Fp8AttentionBlock, attention.__class__)
+            attention.__class__ = add_mixin(Fp8AttentionBlock, attention.__class__)
             attention.fp8_projections = projections
             count += 1
         is_gelu = find_gelu(feedforward)
         names = () if is_gelu is None else (list_gates(feedforward), ("down_proj",))
         groups = [_find_group(feedforward, group, biases=False) for group in names]
         if groups and None not in groups:
-            feedforward.__class__ = _add_mixin(Fp8MLPBlock, feedforward.__class__)
+            feedforward.__class__ = add_mixin(Fp8MLPBlock, feedforward.__class__)
             feedforward.fp8_gates, feedforward.is_gelu = groups[0], is_gelu
             count += 1
     return count

@@ -106,6 +106,7 @@ def test_rounding_changes_gradients_by_a_few_percent(dora: bool) -> None:
 
 
 def test_weights_are_rounded_row_by_row() -> None:
+    torch.manual_seed(0)  # the row with large weights makes up most of the output and of its error
     layers: list[Any] = [nn.Linear(32, 48, bias=False), nn.Linear(32, 16)]
     with torch.no_grad():
         layers[0].weight[3] *= 1000

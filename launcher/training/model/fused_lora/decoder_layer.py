@@ -13,12 +13,10 @@ that one compiled graph serves all layers.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from launcher.training.kernels.fused_layer_autograd import DropoutSeeds, FusedMLP, FusedOutProj, FusedQKV
 from launcher.training.kernels.seeded_dropout import draw_seeds
@@ -28,6 +26,9 @@ from launcher.training.model.fused_lora.reference import is_reference_forward
 from launcher.training.model.fused_lora.weights import ADAPTER_NAME, FusedLoraWeights
 from launcher.training.model.known_blocks import (
     LAYERS,
+    AttentionBlock,
+    add_mixin,
+    concat_biases,
     find_gelu,
     find_score_options,
     get_norm_eps,
@@ -114,48 +115,23 @@ class FusedMLPBlock(_FusedBlock):
         return output.unflatten(0, x.shape[:-1])
 
 
-class FusedAttentionBlock(_FusedBlock):
+class FusedAttentionBlock(_FusedBlock, AttentionBlock):
     """Mixin that runs the projections of an attention module, and the RMSNorm before it, as one op."""
 
-    score_options: dict[str, Any]  # what the family passes to its attention function, besides the scaling
-    has_rope: bool
+    def _prepare_family_input(self, hidden_states: Tensor) -> Tensor:
+        return self.preceding_norm[0].family_forward(hidden_states)
 
-    def forward(
-        self,
-        hidden_states: Tensor,
-        position_embeddings: tuple[Tensor, Tensor],
-        attention_mask: Tensor | None = None,
-        past_key_values: Any = None,
-        **kwargs: Any,
-    ) -> tuple[Tensor, Tensor | None]:
-        """Return the attention's output, and its probabilities if the backend computes them."""
-        attention: Any = self
-        backend = attention.config._attn_implementation
-        is_supported = backend in ALL_ATTENTION_FUNCTIONS and position_embeddings[0].shape[-1] == attention.head_dim
+    def _compute_heads(self, hidden_states: Tensor, cos_sin: tuple[Tensor, Tensor]) -> tuple[Tensor, ...] | None:
         active = self._get_active_weights()
-        if past_key_values is not None or not is_supported or active is None:
-            normed = self.preceding_norm[0].family_forward(hidden_states)
-            result: tuple[Tensor, Tensor | None] = super().forward(
-                normed, position_embeddings, attention_mask, past_key_values, **kwargs
-            )
-            return result
-        query, key, value = self._compute_qkv(active[0], hidden_states, position_embeddings)
-        attend, kwargs = ALL_ATTENTION_FUNCTIONS[backend], {**kwargs, **self.score_options}
-        out, probs = attend(self, query, key, value, attention_mask, scaling=attention.scaling, **kwargs)
-        return self._project_output(out.reshape(*hidden_states.shape[:-1], -1).contiguous()), probs
-
-    def _compute_qkv(
-        self, weights: FusedLoraWeights, hidden_states: Tensor, cos_sin: tuple[Tensor, Tensor]
-    ) -> Iterator[Tensor]:
-        attention: Any = self
-        shape, head_dim = hidden_states.shape[:-1], attention.head_dim
+        if active is None:
+            return None
+        (weights,), attention = active, cast(Any, self)
+        head_dim = attention.head_dim
         norm: Any = self.preceding_norm[0]
         has_qk_norm = hasattr(attention, "q_norm")
         out_features = weights.shape.out_features
-        if not self.has_rope:
-            cos_sin = torch.ones_like(cos_sin[0]), torch.zeros_like(cos_sin[1])
         with torch.autocast(hidden_states.device.type, enabled=False):
-            qkv = FusedQKV.apply(
+            result: tuple[Tensor, ...] = FusedQKV.apply(
                 hidden_states.flatten(0, -2),
                 weights.dora_scale(),
                 get_norm_weight(norm),
@@ -163,15 +139,15 @@ class FusedAttentionBlock(_FusedBlock):
                 tuple(get_norm_weight(one) for one in (attention.q_norm, attention.k_norm))
                 if has_qk_norm
                 else (None, None),
-                tuple(one.expand(*shape, head_dim).reshape(-1, head_dim) for one in cos_sin),
+                cos_sin,
                 _draw_dropout_seeds(weights, 1, hidden_states.device),
                 get_norm_eps(norm),
                 (out_features[0] // head_dim, out_features[1] // head_dim),
                 weights.shape,
-                _concat_biases(weights),
+                concat_biases([member.base_layer for member in weights.members]),
                 *weights.lora_parameters(),
             )
-        return (heads.unflatten(0, shape).transpose(1, 2) for heads in qkv)
+        return result
 
     def _project_output(self, x: Tensor) -> Tensor:
         """Apply o_proj with the fused op if it has dropout; otherwise FusedLoraLinear.forward is equally fast."""
@@ -190,21 +166,6 @@ class FusedAttentionBlock(_FusedBlock):
             )
             output = _finish_output(weights, y, correction)
         return output.unflatten(0, x.shape[:-1])
-
-
-def _concat_biases(weights: FusedLoraWeights) -> Tensor | None:
-    """Return the biases of the members as one vector, zeros for those without; None if none has one."""
-    bases = [member.base_layer for member in weights.members]
-    biased = [base.bias for base in bases if base.bias is not None]
-    if not biased:
-        return None
-    sizes = zip(bases, weights.shape.out_features, strict=True)
-    return torch.cat([biased[0].new_zeros(size) if base.bias is None else base.bias for base, size in sizes])
-
-
-@cache
-def _add_mixin(mixin: Any, family_class: Any) -> Any:
-    return type(f"{mixin.__name__.strip('_')}{family_class.__name__}", (mixin, family_class), {})
 
 
 def _list_fused_layers(block: Any, mixin: Any) -> tuple[tuple[str, ...], ...]:
@@ -234,8 +195,8 @@ def fuse_decoder_layers(layers: list[nn.Module]) -> int:
                 else:
                     block.score_options = find_score_options(block)
                     block.has_rope = bool(getattr(block, "use_rope", True))  # SmolLM3 rotates in some layers only
-                block.__class__ = _add_mixin(mixin, block.__class__)
-                norm.__class__ = _add_mixin(_DeferredNorm, norm.__class__)
+                block.__class__ = add_mixin(mixin, block.__class__)
+                norm.__class__ = add_mixin(_DeferredNorm, norm.__class__)
                 block.preceding_norm, block.adapted_names = (norm,), adapted_names
                 count += 1
     return count
